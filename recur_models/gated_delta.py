@@ -6,9 +6,9 @@
 
 Gated DeltaNet: Yang et al. 2024 (arXiv 2412.06464). Without the gate (a = 1) it is DeltaNet. β up to 2 gives transitions negative
 eigenvalues, on which state tracking depends (Grazzi et al. 2024, arXiv 2411.12537). Several keys per token make a product of
-Householder transitions (DeltaProduct: Siems et al. 2025, arXiv 2502.10297). Within a chunk, the values that the keys replace
-follow from one triangular system; a loop over chunks carries S, so the work is linear in the length. All of it is computed in
-float32 or more: bfloat16 breaks the system. Letters: see mixer.py.
+Householder transitions (DeltaProduct: Siems et al. 2025, arXiv 2502.10297). Within a chunk, one triangular system gives the values
+that keys replace; a loop over chunks carries S, so the work is linear in the length. All is computed in float32 or float64:
+bfloat16 breaks the system. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -45,45 +45,48 @@ def gated_delta_rule(
     chunk: int = 64,
     fresh_BK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule over a sequence.
+    """The gated delta rule over a sequence (Yang et al. 2024, arXiv 2412.06464).
 
     Args:
         q, k: [B, T, H, E], of unit length for a stable recurrence; v: [B, T, H, V].
-        log_decay: [B, T, H], at most 0; beta: [B, T, H], 0 to 1, or to 2 for negative eigenvalues.
+        log_decay: [B, T, H], at most 0.
+        beta: [B, T, H], from 0 to 1, or to 2 for negative eigenvalues.
         initial_state: [B, H, E, V].
-        chunk: tokens that are computed at once; any number gives the same.
-        fresh_BK: before which of K equal parts of T the state is reset.
+        chunk: tokens that are computed at once; it does not change the result.
+        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
 
     Returns:
-        Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
+        Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
     chunks = Chunks.of(q.shape[1], chunk)
     fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay, beta = (chunks.split(x) for x in (q, k, v, log_decay, beta))
-    sum_BHNC = log_decay.cumsum(-1)
+    sum_BHNC = log_decay.cumsum(-1)  # b
     between = decay_between(sum_BHNC)
-    grown = sum_BHNC.exp()[..., None]
+    from_start = sum_BHNC.exp()[..., None]
     # (I + A) U = β V and (I + A) M = β exp(b) K, with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
-    system = ((k @ k.transpose(-1, -2)) * between * beta[..., None]).tril(-1)
-    known = torch.cat([v, k * grown], -1) * beta[..., None]
-    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
-    wanted, replaced = solved.split([v.shape[-1], k.shape[-1]], -1)
-    seen = (q @ k.transpose(-1, -2)) * between
-    q = q * grown
-    left = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
-    whole = sum_BHNC[..., -1].exp()[..., None, None]
+    A = ((k @ k.transpose(-1, -2)) * between * beta[..., None]).tril(-1)
+    right_side = torch.cat([v, k * from_start], -1) * beta[..., None]
+    solution = torch.linalg.solve_triangular(A, right_side, upper=False, unitriangular=True)
+    U, M = solution.split([v.shape[-1], k.shape[-1]], -1)
+    scores = (q @ k.transpose(-1, -2)) * between
+    q = q * from_start
+    k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
+    chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
     state = initial_state.to(q.dtype)
     outputs = []
     for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
-        new = wanted[:, :, n] - replaced[:, :, n] @ state
-        outputs.append(q[:, :, n] @ state + seen[:, :, n] @ new)
-        state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ new
+        written = U[:, :, n] - M[:, :, n] @ state
+        outputs.append(q[:, :, n] @ state + scores[:, :, n] @ written)
+        state = chunk_decay[:, :, n] * state + k[:, :, n].transpose(-1, -2) @ written
     return chunks.join(torch.stack(outputs, 2)) * k.shape[-1] ** -0.5, state
 
 
 class GatedDelta(RecurrentMixer):
-    """Keys, queries and values after a short convolution, the gated delta rule, a norm of each head, perhaps a gate.
+    """A short convolution of queries, keys and values, the gated delta rule, a norm of each head, and an output gate.
+
+    The decay, the norm and the gate are optional (`MixersConfig`).
 
     State: ``states`` [B, H, E, V]; ``inputs`` [B, taps − 1, Z] of the convolution.
     """
@@ -125,14 +128,14 @@ class GatedDelta(RecurrentMixer):
         beta = torch.sigmoid(upcast(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
         log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
         if self.decay is not None:
-            # The decay is the first transition's of each token.
-            rate_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
-            first = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
-            log_decay = -self.log_rate_H.exp() * rate_BTH[:, :, None] * first
+            # A token decays the state once, in its first transition.
+            step_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
+            is_first_R1 = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
+            log_decay = -self.log_rate_H.exp() * step_BTH[:, :, None] * is_first_R1
         if valid_BT is not None:
             beta = beta * valid_BT[..., None, None]
             log_decay = log_decay * valid_BT[..., None, None]
-        # A token's output is read after the last of its transitions.
+        # A token reads the state after its last transition, so its query stands there.
         q = torch.cat([torch.zeros_like(k[:, :, 1:]), q[:, :, None]], 2)
         o, states = gated_delta_rule(
             q.flatten(1, 2),
@@ -152,7 +155,7 @@ class GatedDelta(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """As `Mixer.costs`. The triangular system is not counted."""
+        """As `Mixer.costs`, without solving the triangular system."""
         H = sizes.heads
         E = sizes.key_dim
         V = sizes.value_dim
@@ -160,8 +163,10 @@ class GatedDelta(RecurrentMixer):
         W = sizes.window
         d = sizes.d_model
         channels = H * (E + R * (E + V))
-        parts = scales(d, V * sizes.head_norm, channels * sizes.conv, 2 * H if sizes.decays else 0)
-        parts += product(W, d, channels) + product(W, d, R * H) + product(W, H * V, d)
-        parts += product(W, d, H) if sizes.decays else Costs()
-        parts += product(W, d, H * V) if sizes.output_gate else Costs()
-        return parts + chunk_costs(sizes, H, pairs=2 * E + V, states=3 * E * V, per_token=R)
+        total = scales(d, V * sizes.head_norm, channels * sizes.conv)
+        total += product(W, d, channels) + product(W, d, R * H) + product(W, H * V, d)
+        if sizes.decays:
+            total += product(W, d, H) + scales(2 * H)
+        if sizes.output_gate:
+            total += product(W, d, H * V)
+        return total + chunk_costs(sizes, H, pairs=2 * E + V, states=3 * E * V, per_token=R)
