@@ -4,8 +4,10 @@
 
     S_t = a_t S_{t−1} + k_t v_tᵀ,   o_t = S_tᵀ q_t
 
-Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V with b the cumulative log decay; a loop over chunks carries S. So the
-work is linear in the length. Retention: Sun et al. 2023 (arXiv 2307.08621), heads with decays 1 − 2^(−5−h). Letters: see mixer.py.
+Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V, where b is the cumulative log decay. A loop over chunks carries S, so
+the work is linear in the length. In retention (Sun et al. 2023, arXiv 2307.08621), head h decays by 1 − 2^(−5−h).
+
+Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -38,41 +40,42 @@ def decayed_attention(
     chunk: int = 64,
     fresh_BK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention to everything before, each token's part decaying from then on.
+    """Linear attention to all earlier tokens, whose weights decay with time (Sun et al. 2023, arXiv 2307.08621).
 
     Args:
-        q, k: [B, T, H, E]; v: [B, T, H, V]; log_decay: [B, T, H], at most 0.
+        q, k: [B, T, H, E]; v: [B, T, H, V].
+        log_decay: [B, T, H], at most 0.
         initial_state: [B, H, E, V].
-        chunk: tokens that are computed at once; any number gives the same.
-        fresh_BK: before which of K equal parts of T the state is reset.
+        chunk: tokens that are computed at once; it does not change the result.
+        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
 
     Returns:
-        Outputs [B, T, H, V] and the state after the last token, both in float32 or more.
+        Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
     chunks = Chunks.of(q.shape[1], chunk)
     fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
-    sum_BHNC = log_decay.cumsum(-1)
-    inside = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
-    grown = q * sum_BHNC.exp()[..., None]
-    left = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
-    whole = sum_BHNC[..., -1].exp()[..., None, None]
+    sum_BHNC = log_decay.cumsum(-1)  # b
+    within = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
+    q = q * sum_BHNC.exp()[..., None]
+    k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
+    chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
     state = initial_state.to(q.dtype)
     outputs = []
     for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
-        outputs.append(inside[:, :, n] + grown[:, :, n] @ state)
-        state = whole[:, :, n] * state + left[:, :, n].transpose(-1, -2) @ v[:, :, n]
+        outputs.append(within[:, :, n] + q[:, :, n] @ state)
+        state = chunk_decay[:, :, n] * state + k[:, :, n].transpose(-1, -2) @ v[:, :, n]
     return chunks.join(torch.stack(outputs, 2)), state
 
 
 def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:
-    """Matrix products of `decayed_attention` over one block."""
+    """Costs of `decayed_attention` over one block of one lane."""
     return chunk_costs(sizes, heads, pairs=key_dim + value_dim, states=2 * key_dim * value_dim)
 
 
 class Retention(RecurrentMixer):
-    """Linear attention whose heads forget at fixed rates. State: ``states`` [B, H, E, V]."""
+    """Linear attention whose heads decay at fixed rates. State: ``states`` [B, H, E, V]."""
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
