@@ -2,8 +2,8 @@
 
     C_t = f_t C_{t−1} + i_t k_t v_tᵀ,   n_t = f_t n_{t−1} + i_t k_t,   h_t = C_tᵀ q_t / max(|n_t·q_t|, 1)
 
-with f = sigmoid(f̃) and i = exp(ĩ). All of it is divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing
-overflows. The normaliser is one more column of C. Letters: see mixer.py.
+with f = sigmoid(f̃) and i = exp(ĩ). C and n are divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing overflows.
+The normaliser n is stored as the last column of C. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from recur_models.linear_attention import decayed_attention_costs
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_qkv_gate, upcast, without_autocast
 from recur_models.protocol import State, reset
 
-CAP = 15.0
-"""Gates' logits are capped softly at this size."""
-NOTHING = -1e30
-"""The input gate of a token that is not there."""
+GATE_CAP = 15.0
+"""The largest gate logit; a tanh caps them softly."""
+NO_INPUT = -1e30
+"""The input gate ĩ of padding, which writes nothing."""
 
 
 @without_autocast
@@ -36,47 +36,51 @@ def matrix_memory(
     chunk: int = 64,
     fresh_BK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """mLSTM over a sequence, chunk by chunk.
+    """The mLSTM cell over a sequence (Beck et al. 2024, arXiv 2405.04517, section 2.3).
 
     Args:
         q, k: [B, T, H, E], q scaled by 1/√E; v: [B, T, H, V].
-        input_gate: ĩ [B, T, H]; log_forget: log f [B, T, H], at most 0.
+        input_gate: ĩ [B, T, H].
+        log_forget: log f [B, T, H], at most 0.
         initial_state: C and n side by side, divided by exp(m): [B, H, E, V + 1].
         initial_scale: m [B, H].
-        chunk: tokens that are computed at once; any number gives the same.
-        fresh_BK: before which of K equal parts of T the state is reset.
+        chunk: tokens that are computed at once; it does not change the result.
+        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
 
     Returns:
-        Outputs [B, T, H, V], and the state and m after the last token, in float32 or more.
+        Outputs [B, T, H, V], and the state [B, H, E, V + 1] and m [B, H] after the last token, in float32 or float64.
     """
     chunks = Chunks.of(q.shape[1], chunk)
     fresh_BN = chunks.fresh(fresh_BK, q)
     if chunks.padding:
-        input_gate = nn.functional.pad(input_gate, (0, 0, 0, chunks.padding), value=NOTHING)
+        input_gate = nn.functional.pad(input_gate, (0, 0, 0, chunks.padding), value=NO_INPUT)
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     q, k, v, log_forget = (chunks.split(x) for x in (q, k, v, log_forget))
-    written = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
-    sum_BHNC = log_forget.cumsum(-1)
-    ahead = written - sum_BHNC
-    highest = sum_BHNC + ahead.cummax(-1).values
+    input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
+    sum_BHNC = log_forget.cumsum(-1)  # b
+    # What token j wrote weighs exp(b_i + ĩ_j − b_j) at token i of its chunk.
+    relative_BHNC = input_BHNC - sum_BHNC
+    highest_BHNC = sum_BHNC + relative_BHNC.cummax(-1).values
     later_CC = torch.ones(chunks.size, chunks.size, dtype=torch.bool, device=q.device).triu(1)
-    reached = (sum_BHNC[..., :, None] + ahead[..., None, :]).masked_fill(later_CC, float("-inf"))
-    products = q @ k.transpose(-1, -2)
+    log_weights = (sum_BHNC[..., :, None] + relative_BHNC[..., None, :]).masked_fill(later_CC, float("-inf"))
+    scores = q @ k.transpose(-1, -2)
     state = initial_state.to(q.dtype)
     scale = initial_scale.to(q.dtype)
     outputs = []
     for n in range(chunks.count):
         state = reset(state, state.new_zeros(()), fresh_BN[:, n])
         scale = reset(scale, scale.new_zeros(()), fresh_BN[:, n])
-        carried = sum_BHNC[:, :, n] + scale[..., None]
-        scale_BHC = torch.maximum(carried, highest[:, :, n])
-        inside = products[:, :, n] * (reached[:, :, n] - scale_BHC[..., None]).exp()
-        both = inside @ v[:, :, n] + ((carried - scale_BHC).exp()[..., None] * q[:, :, n]) @ state
-        floor = (-scale_BHC).exp()[..., None]
-        outputs.append(both[..., :-1] / (torch.maximum(both[..., -1:].abs(), floor) + 1e-6))
+        carried_BHC = sum_BHNC[:, :, n] + scale[..., None]
+        scale_BHC = torch.maximum(carried_BHC, highest_BHNC[:, :, n])
+        within = scores[:, :, n] * (log_weights[:, :, n] - scale_BHC[..., None]).exp()
+        q_decayed = (carried_BHC - scale_BHC).exp()[..., None] * q[:, :, n]
+        h, normaliser = (within @ v[:, :, n] + q_decayed @ state).split([v.shape[-1] - 1, 1], -1)
+        floor = (-scale_BHC).exp()[..., None]  # 1, divided by exp(m)
+        outputs.append(h / (torch.maximum(normaliser.abs(), floor) + 1e-6))
         scale = scale_BHC[..., -1]
-        left = (sum_BHNC[:, :, n, -1:] + ahead[:, :, n] - scale[..., None]).exp()[..., None] * k[:, :, n]
-        state = (carried[..., -1] - scale).exp()[..., None, None] * state + left.transpose(-1, -2) @ v[:, :, n]
+        k_decayed = (sum_BHNC[:, :, n, -1:] + relative_BHNC[:, :, n] - scale[..., None]).exp()[..., None] * k[:, :, n]
+        chunk_decay = (carried_BHC[..., -1] - scale).exp()[..., None, None]
+        state = chunk_decay * state + k_decayed.transpose(-1, -2) @ v[:, :, n]
     return chunks.join(torch.stack(outputs, 2)), state, scale.clone()
 
 
@@ -94,7 +98,7 @@ class MatrixLSTM(RecurrentMixer):
         nn.init.normal_(self.gates.weight, std=0.1 * sizes.d_model**-0.5)
         with torch.no_grad():
             self.gates.bias[:H].normal_(std=0.1)
-            self.gates.bias[H:] = torch.arange(H) * (3.0 / max(H - 1, 1)) + 3.0  # from 3 to 6
+            self.gates.bias[H:] = torch.arange(H) * (3.0 / max(H - 1, 1)) + 3.0  # forget gates from 3 to 6
         self.head_norm = RMSNorm(sizes.value_dim)
         self.out = linear(H * sizes.value_dim, sizes.d_model)
 
@@ -108,24 +112,25 @@ class MatrixLSTM(RecurrentMixer):
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
-        q, k, v, gate = split_qkv_gate(self.qkvo(x_BTD), sizes)
-        written, kept = (CAP * torch.tanh(upcast(self.gates(x_BTD)) / CAP)).chunk(2, -1)
-        log_forget = nn.functional.logsigmoid(kept)
+        q, k, v, output_gate = split_qkv_gate(self.qkvo(x_BTD), sizes)
+        gates = GATE_CAP * torch.tanh(upcast(self.gates(x_BTD)) / GATE_CAP)
+        input_gate, forget_gate = gates.chunk(2, -1)
+        log_forget = nn.functional.logsigmoid(forget_gate)
         if valid_BT is not None:
-            written = written.masked_fill(~valid_BT[..., None], NOTHING)
+            input_gate = input_gate.masked_fill(~valid_BT[..., None], NO_INPUT)
             log_forget = log_forget * valid_BT[..., None]
         h_BTHV, states, scale = matrix_memory(
             q * sizes.key_dim**-0.5,
             k,
             v,
-            written,
+            input_gate,
             log_forget,
             state["states"],
             state["log_scale"],
             chunk=sizes.chunk,
             fresh_BK=fresh_BK,
         )
-        y = self.head_norm(h_BTHV).to(x_BTD.dtype).flatten(-2) * torch.sigmoid(gate)
+        y = self.head_norm(h_BTHV).to(x_BTD.dtype).flatten(-2) * torch.sigmoid(output_gate)
         return self.out(y), {"states": states, "log_scale": scale}
 
     @staticmethod
