@@ -2,10 +2,11 @@
 
     S_t = exp(Δ_t A) S_{t−1} + Δ_t B_t x_tᵀ,   y_t = S_tᵀ C_t + D x_t
 
-with Δ = softplus(· + bias) and one A < 0 per head; the heads of a group share B and C. x, B and C pass a short convolution first; y
-is gated, then normed, each group by itself. mamba2_model.py is the published language model of such mixers alone.
+with Δ = softplus(· + bias) and one A < 0 per head; the heads of a group share B and C. x, B and C pass a short convolution first. y
+is gated, then each group is normed. mamba2_model.py has the published language model, a stack of these mixers.
 
-Letters: see mixer.py; E is the size of B and C (the paper's N), V that of a head of x (its P), G groups.
+In terms of linear attention, B is the key, C the query and Δ x the value. Letters: see mixer.py; E is the size of B and C (the
+paper's N), V that of a head of x (its P), G groups.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from recur_models.protocol import State
 
 
 class Variant(NamedTuple):
-    """In what published models differ, beside sizes."""
+    """Options, beside sizes, in which published models differ."""
 
     groups: int = 1
     """Groups of heads that share B and C: a divisor of the heads."""
@@ -31,7 +32,7 @@ class Variant(NamedTuple):
     projection_bias: bool = False
     conv_bias: bool = True
     step_limit: tuple[float, ...] = (0.0,)
-    """The least step Δ, and the largest where there is one."""
+    """The least step Δ, and the largest if it is limited."""
 
 
 class Mamba2(RecurrentMixer):
@@ -65,7 +66,7 @@ class Mamba2(RecurrentMixer):
         sizes = self.sizes
         H = sizes.heads
         G = self.variant.groups
-        x_BTD = x_BTD.to(self.norm.scale.dtype)  # a residual stream in float32 may have weights of fewer bits
+        x_BTD = x_BTD.to(self.norm.scale.dtype)  # the residual stream is in float32, the weights perhaps in bfloat16
         z, convolved, step = self.inward(x_BTD).split([self.parts[0], sum(self.parts), H], -1)
         mixed, inputs = self.convolution(convolved, state["inputs"], fresh_BK, valid_BT)
         x, k, q = mixed.split(self.parts, -1)
@@ -75,16 +76,10 @@ class Mamba2(RecurrentMixer):
             step_BTH = step_BTH.clamp(*self.variant.step_limit)
         if valid_BT is not None:
             step_BTH = step_BTH * valid_BT[..., None]
-        k, q = (shared.unflatten(-1, (G, 1, -1)).expand(-1, -1, -1, H // G, -1).flatten(2, 3) for shared in (k, q))
-        y, states = decayed_attention(
-            q,
-            k,
-            x * step_BTH[..., None],
-            -upcast(self.log_rate_H).exp() * step_BTH,
-            state["states"],
-            chunk=sizes.chunk,
-            fresh_BK=fresh_BK,
-        )
+        k, q = (shared.unflatten(-1, (G, -1)).repeat_interleave(H // G, 2) for shared in (k, q))
+        v = x * step_BTH[..., None]
+        log_decay_BTH = -upcast(self.log_rate_H).exp() * step_BTH
+        y, states = decayed_attention(q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK)
         y = (y + self.skip_H[:, None] * x).to(x_BTD.dtype).flatten(-2)
         return self.out(self.inner_norm(y * nn.functional.silu(z))), {"states": states, "inputs": inputs}
 
@@ -96,7 +91,8 @@ class Mamba2(RecurrentMixer):
         inner = H * V
         channels = inner + 2 * variant.groups * E
         inward = inner + channels + H
-        parts = scales(sizes.d_model, channels * (sizes.conv + variant.conv_bias), 3 * H, inner)
-        parts += product(sizes.window, sizes.d_model, inward) + product(sizes.window, inner, sizes.d_model)
-        parts += scales((inward + sizes.d_model) * variant.projection_bias)
-        return parts + decayed_attention_costs(sizes, H, E, V)
+        total = scales(sizes.d_model, channels * (sizes.conv + variant.conv_bias), 3 * H, inner)
+        total += product(sizes.window, sizes.d_model, inward) + product(sizes.window, inner, sizes.d_model)
+        if variant.projection_bias:
+            total += scales(inward, sizes.d_model)
+        return total + decayed_attention_costs(sizes, H, E, V)
