@@ -1,12 +1,12 @@
-"""Mamba-2 as it was published: a stack of its mixers alone, whose weights may be those of transformers' Mamba2ForCausalLM.
+"""The published Mamba-2: a stack of its mixers, whose weights may be those of transformers' Mamba2ForCausalLM.
 
     Mamba2Config(pretrained="mamba2-130m-folder").build(vocab_size=50_278)
     Mamba2Config(layers=4, d_model=256, heads=8).build(vocab_size=257)              # untrained
 
 A layer is x + mixer(norm(x)), without an MLP. The residual stream stays in float32, and logits are not divided by √d. Documents
-begin at blocks of ``window`` tokens; a segment of any number of blocks gives the same, with State carried from one to the next.
+begin at blocks of ``window`` tokens. The State is carried between segments, so their length does not change the result.
 
-State: what the mixers carry (mamba2.py), under ``layers.i``. Letters: see mixer.py; n tokens of a block, V vocabulary.
+State: that of the mixers (mamba2.py), under ``layers.i``. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BIASES = {
 
 
 def config_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The limits of a step, whose infinity JSON writes in two ways, and our names of choices."""
+    """config.json's values with its choices under our names, and the limits of a step as `step_limit` has them."""
     biases = (bool(values.get("use_bias", False)), bool(values.get("use_conv_bias", True)))
     return {
         **values,
@@ -48,23 +48,26 @@ def config_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_limit(limit: Any) -> Any:
-    """The least step, and the largest where it is finite; anything but two numbers as it is."""
+    """config.json's ``time_step_limit`` as ours: the least step, and the largest if it is finite.
+
+    transformers writes infinity as a number or as ``{"__float__": "Infinity"}``. Anything but two numbers becomes a string, which
+    `pretrained_weights.sizes_of` refuses.
+    """
     if limit is None:
         return (0.0,)
-    if not isinstance(limit, (list, tuple)) or len(limit) != 2:
+    ends = limit if isinstance(limit, (list, tuple)) else []
+    numbers = [math.inf if end == {"__float__": "Infinity"} else end for end in ends]
+    if len(numbers) != 2 or not all(isinstance(number, (int, float)) for number in numbers):
         return str(limit)
-    ends = [math.inf if end == {"__float__": "Infinity"} else end for end in limit]
-    if not all(isinstance(end, (int, float)) for end in ends):
-        return str(limit)
-    return tuple(float(end) for end in ends if end != math.inf)
+    return tuple(float(number) for number in numbers if number != math.inf)
 
 
 def written(values: dict[str, Any]) -> dict[str, Any]:
-    """The choices under transformers' names, and what it derives nothing of."""
+    """`config_values` undone: the choices under transformers' names, with ``expand``, which it does not derive."""
     output = values.pop("output")
     limit = values.pop("step_limit")
     biases = values.pop("biases")
-    values.pop("dropout")  # which it does not have
+    values.pop("dropout")  # transformers' Mamba-2 has none
     return {
         **values,
         "use_bias": biases in ("projections", "both"),
@@ -76,8 +79,17 @@ def written(values: dict[str, Any]) -> dict[str, Any]:
 
 
 SMALL: dict[str, Any] = {
-    **{"layers": 24, "d_model": 768, "heads": 24, "key_dim": 128, "value_dim": 64, "groups": 1, "conv": 4},
-    **{"norm_eps": 1e-5, "step_limit": (0.0,), "biases": "convolution", "output": "tied"},
+    "layers": 24,
+    "d_model": 768,
+    "heads": 24,
+    "key_dim": 128,
+    "value_dim": 64,
+    "groups": 1,
+    "conv": 4,
+    "norm_eps": 1e-5,
+    "step_limit": (0.0,),
+    "biases": "convolution",
+    "output": "tied",
 }
 """mamba2-130m's sizes."""
 MAMBA2 = Family(
@@ -184,7 +196,7 @@ class Mamba2Config(PretrainedConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """Those of its mixers."""
+        """The sizes of its mixers."""
         c = self.sized()
         return Sizes(
             d_model=c.d_model,
@@ -203,6 +215,7 @@ class Mamba2Config(PretrainedConfig):
 
     @property
     def variant(self) -> Variant:
+        """The options of its mixers."""
         c = self.sized()
         return Variant(
             groups=c.groups,
@@ -225,9 +238,10 @@ class Mamba2Config(PretrainedConfig):
     def costs(self, vocab_size: int) -> Costs:
         c = self.sized()
         logits = product(self.window, c.d_model, vocab_size)
-        own = scales(logits.parameters * (c.output == "own"))
-        layer = Mamba2.costs(self.sizes, self.variant)
-        total = sum([layer] * c.layers, start=replace(logits, block=self.window) + scales(c.d_model) + own)
+        total = replace(logits, block=self.window) + scales(c.d_model)
+        if c.output == "own":
+            total += scales(logits.parameters)
+        total = sum([Mamba2.costs(self.sizes, self.variant)] * c.layers, start=total)
         return replace(total, embedding_parameters=logits.parameters)
 
 
@@ -241,9 +255,7 @@ class Mamba2Layer(StackLayer):
         nn.init.kaiming_uniform_(mixer.inward.weight, a=math.sqrt(5))
         nn.init.kaiming_uniform_(mixer.out.weight, a=math.sqrt(5))
         with torch.no_grad():
-            mixer.out.weight /= math.sqrt(
-                c.layers
-            )  # what adds to the residual stream begins smaller, the more layers there are
+            mixer.out.weight /= math.sqrt(c.layers)  # so that the residual stream does not grow with the depth
 
     def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         return x_BTD + self.dropout(y_BTD)
