@@ -280,7 +280,7 @@ class Mamba2Model(StackModel):
     def embed(self, tokens_Bn: Tensor) -> Tensor:
         return upcast(self.dropout(self.embedding(tokens_Bn)))
 
-    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+    def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         x_BnD = self.final_norm(x_BnD.to(self.final_norm.weight.dtype))
         if self.output is None:
             return tied_output(x_BnD, self.embedding.weight, targets_Bn)

@@ -2,9 +2,10 @@
 
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
-A layer is pre-norm: x + mixer(x), then x + MLP(x), whose MLP is gated (SwiGLU). The output layer is the embedding, or a matrix of
-its own. A mixer is one module with a file of its own (mixer.py has what they share). State: what the mixers carry, under
-``layers.i``.
+A layer is pre-norm: x + mixer(norm(x)), then x + MLP(norm(x)) with a gated MLP (SwiGLU). The output layer is the embedding, or a
+matrix of its own. Each mixer has its own file; mixer.py has what they share.
+
+State: that of the mixers, under ``layers.i``. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class MixersConfig(ModelConfig):
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that all its mixers are built with."""
+        """The sizes of its mixers."""
         fields = {name: getattr(self, name) for name in Sizes._fields}
         return Sizes(**fields | {"chunk": min(self.chunk, self.window)})
 
@@ -118,15 +119,16 @@ class MixersConfig(ModelConfig):
         mlp = product(self.window, self.d_model, 2 * self.mlp_dim) + product(self.window, self.mlp_dim, self.d_model)
         total = replace(logits, block=self.window) + scales(self.d_model)
         for name in self.layers:
-            total = total + MIXERS[name].costs(self.sizes)
-            total = total + mlp + scales(self.d_model) if self.mlp_dim else total
+            total += MIXERS[name].costs(self.sizes)
+            if self.mlp_dim:
+                total += mlp + scales(self.d_model)
         if self.output == "own":
-            total = total + scales(logits.parameters)
+            total += scales(logits.parameters)
         return replace(total, embedding_parameters=logits.parameters)
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU: SiLU of one half gates the other."""
+    """RMSNorm, then SwiGLU: the SiLU of one half of the hidden layer multiplies the other (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -140,7 +142,7 @@ class GatedMLP(nn.Module):
 
 
 class StackLayer(nn.Module, ABC):
-    """A layer around a mixer."""
+    """A mixer with what its layer does around it."""
 
     one_graph = True
 
@@ -154,7 +156,7 @@ class StackLayer(nn.Module, ABC):
 
     @abstractmethod
     def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-        """The residual stream after the layer, of the one before it and what the mixer adds."""
+        """The residual stream after the layer. ``x_BTD``: the stream before it, ``y_BTD``: the mixer's output."""
 
 
 class MixerLayer(StackLayer):
@@ -171,7 +173,7 @@ class MixerLayer(StackLayer):
 
 
 class StackModel(RecurrentModel):
-    """A stack of such layers. How tokens become a residual stream, and that logits, each model says."""
+    """A model of such layers. Its subclass embeds tokens, and makes logits of the last layer's output."""
 
     one_graph = True
     layers: Any
@@ -182,8 +184,8 @@ class StackModel(RecurrentModel):
         """What the first layer reads: [B, n, D]."""
 
     @abstractmethod
-    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
-        """Logits or nats, of what the last layer makes."""
+    def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
 
     def initial_state(self, lanes: int) -> State:
         state: State = {}
@@ -198,16 +200,16 @@ class StackModel(RecurrentModel):
         x_BTD = self.embed(tokens_BT)
         if self.recompute != "block":
             x_BTD, state = self.stack(x_BTD, state, fresh_BK)
-            return self.made(x_BTD, targets_BT), state
+            return self.head(x_BTD, targets_BT), state
         outputs = []
         run = self.recomputed("block", self.stack)
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
             outputs.append(x_BWD)
-        return self.made(torch.cat(outputs, 1), targets_BT), state
+        return self.head(torch.cat(outputs, 1), targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """All layers over some blocks."""
+        """Some blocks through all layers: the residual stream after them, and the next State."""
         after: State = {}
         for i, layer in enumerate(self.layers):
             note(i, x_BTD)
@@ -223,7 +225,7 @@ class StackModel(RecurrentModel):
 
 
 class MixersModel(StackModel):
-    """The stack. Logits that the embeddings make are divided by √d, as those of the other models here."""
+    """The model. Tied logits are divided by √d, as in the other models here."""
 
     def __init__(self, config: MixersConfig, vocab_size: int):
         super().__init__()
@@ -243,7 +245,7 @@ class MixersModel(StackModel):
     def embed(self, tokens_Bn: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens_Bn))
 
-    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+    def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         x_BnD = self.final_norm(x_BnD)
         if self.output is not None:
             return untied_output(x_BnD, self.output, targets_Bn)
@@ -251,7 +253,7 @@ class MixersModel(StackModel):
 
 
 class StackIncrementalDecoder(IncrementalDecoder):
-    """Each mixer keeps what it needs of the block: recurrent ones the State after its last token, a window its keys and values."""
+    """Each mixer keeps its own part of the block: recurrent ones the State after the last token, a window its keys and values."""
 
     model: StackModel
 
@@ -271,7 +273,7 @@ class StackIncrementalDecoder(IncrementalDecoder):
             y_BnD, changed = layer.mixer.extend(x_BnD, places, layer_state(i, state), layer_state(i, block))
             x_BnD = layer.finish(x_BnD, y_BnD)
             after |= prefix_layer_state(i, changed)
-        return model.made(x_BnD, None), after
+        return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         after: State = {}

@@ -152,7 +152,7 @@ class Decoder(RecurrentModel):
             after["states"] = prev.states_BND.to(state["states"].dtype)
             after["states_count"] = torch.ones_like(state["states_count"])
         made = torch.cat(parts, 1)
-        return made if apart else self.made(made, targets_BT), after
+        return made if apart else self.head(made, targets_BT), after
 
     def prev_of(self, state: State) -> Prev | None:
         return None if self.recurrence is None else Prev(state["states"], state["states_count"] > 0)
@@ -177,7 +177,7 @@ class Decoder(RecurrentModel):
     ) -> tuple[Tensor, Tensor | None]:
         """A window, from its tokens: nats or logits of its block, and the h_prev that it leaves to the next one."""
         x_BWD, states_BND = self.read(self.embedding(tokens_BT), count_B, prev)
-        return self.made(x_BWD, targets_BW), states_BND
+        return self.head(x_BWD, targets_BW), states_BND
 
     def read(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Tensor | None]:
         """A window, from its tokens' embeddings: what the last layer makes of its block [B, W, D], and the h_prev that it leaves
@@ -190,8 +190,8 @@ class Decoder(RecurrentModel):
             return x_BWD, None
         return x_BWD, self.recurrence(prev.states_BND, sum_BTD, slot_BT >= overlap - count_B[:, None])
 
-    def made(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
-        """Logits or nats, of what the last layer makes."""
+    def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
+        """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
         x_BnD = self.final_norm(x_BnD)
         if self.output is None:
             return tied_output(x_BnD, self.embedding.weight, targets_Bn)
@@ -309,7 +309,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         x_BnD, sum_BnD = model.stack(x_BnD, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
         if model.recurrence is not None:
             after["sums"] = places.write(block["sums"], sum_BnD)
-        return model.made(x_BnD, None), after
+        return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         """The overlap's tokens of the next block, and h_prev made of this block's window (equation 1)."""
