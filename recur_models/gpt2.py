@@ -21,7 +21,7 @@ from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
 
 
-def written(values: dict[str, Any]) -> dict[str, Any]:
+def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """llama.cpp's converter asks for ``n_ctx``, an older name of ``n_positions``."""
     rate = values.pop("dropout")
     rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
@@ -40,7 +40,7 @@ GPT2 = Family(
         "mlp_dim": "n_inner",
         "positions": "n_positions",
     },
-    only={
+    required={
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "scale_attn_weights": True,
@@ -49,9 +49,9 @@ GPT2 = Family(
         "tie_word_embeddings": True,
     },
     modules={"wte": "embedding", "wpe": "positions", "h": "layers", "ln_f": "final_norm", "lm_head": "output"},
-    mark="eos_token_id",
-    config_values=lambda values: {**values, "n_inner": values.get("n_inner") or 4 * (values.get("n_embd") or 0)},
-    written=written,
+    document_token="eos_token_id",
+    from_config_json=lambda values: {**values, "n_inner": values.get("n_inner") or 4 * (values.get("n_embd") or 0)},
+    to_config_json=to_config_json,
     prefix="transformer.",
 )
 

@@ -27,7 +27,7 @@ from recur_models.pretrained_weights import Family
 HEAD_DIM = "hidden_size / num_attention_heads"
 
 
-def config_values(values: dict[str, Any]) -> dict[str, Any]:
+def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions have been written in two ways, and the oldest folders say nothing of them."""
     rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
     d, heads, size = (values.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -41,7 +41,7 @@ def config_values(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def written(values: dict[str, Any]) -> dict[str, Any]:
+def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions in both ways: a reader that knows one of them alone would take its default for the other, and not say so."""
     output = values.pop("output")
     theta = values["rope_theta"]
@@ -75,12 +75,12 @@ LLAMA = Family(
         "norm_eps": "rms_norm_eps",
         "output": "output",
     },
-    only={name: False for name in ("attention_bias", "mlp_bias")}
+    required={name: False for name in ("attention_bias", "mlp_bias")}
     | {"hidden_act": "silu", "rope_type": "default", "head_dim": HEAD_DIM},
     modules={"embed_tokens": "embedding", "norm": "final_norm", "lm_head": "output"},
-    mark="bos_token_id",
-    config_values=config_values,
-    written=written,
+    document_token="bos_token_id",
+    from_config_json=from_config_json,
+    to_config_json=to_config_json,
     prefix="model.",
 )
 

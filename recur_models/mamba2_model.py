@@ -36,7 +36,7 @@ BIASES = {
 """Our name for config.json's ``use_bias`` and ``use_conv_bias``."""
 
 
-def config_values(values: dict[str, Any]) -> dict[str, Any]:
+def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """config.json's values with its choices under our names, and the limits of a step as `step_limit` has them."""
     biases = (bool(values.get("use_bias", False)), bool(values.get("use_conv_bias", True)))
     return {
@@ -62,8 +62,8 @@ def step_limit(limit: Any) -> Any:
     return tuple(float(number) for number in numbers if number != math.inf)
 
 
-def written(values: dict[str, Any]) -> dict[str, Any]:
-    """`config_values` undone: the choices under transformers' names, with ``expand``, which it does not derive."""
+def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
+    """`from_config_json` undone: the choices under transformers' names, with ``expand``, which it does not derive."""
     output = values.pop("output")
     limit = values.pop("step_limit")
     biases = values.pop("biases")
@@ -110,7 +110,7 @@ MAMBA2 = Family(
         "biases": "biases",
         "output": "output",
     },
-    only={"hidden_act": "silu", "rms_norm": True},
+    required={"hidden_act": "silu", "rms_norm": True},
     modules={"embeddings": "embedding", "norm_f": "final_norm", "lm_head": "output"},
     parts={
         "norm.weight": "mixer.norm.scale",
@@ -127,9 +127,9 @@ MAMBA2 = Family(
     },
     squeezed=("mixer.conv1d.weight",),
     padded=True,
-    mark="bos_token_id",
-    config_values=config_values,
-    written=written,
+    document_token="bos_token_id",
+    from_config_json=from_config_json,
+    to_config_json=to_config_json,
     prefix="backbone.",
 )
 

@@ -74,7 +74,7 @@ class PretrainedConfig(ModelConfig):
         """The config.json of transformers' own model of these sizes, the vocabulary's ids left out."""
         sizes = self.sized()
         values = {theirs: getattr(sizes, ours) for ours, theirs in self.family.names.items()}
-        return self.family.written({**values, "dropout": vars(self)["dropout"]})
+        return self.family.to_config_json({**values, "dropout": vars(self)["dropout"]})
 
     @property
     def longest(self) -> int | None:

@@ -1,10 +1,10 @@
-"""Sizes and weights of a pretrained model, out of a folder that transformers saved, or that `pipelines.export` made of one.
+"""Reads the sizes and weights of a pretrained model from a folder that transformers or `pipelines.export` wrote.
 
     folder = folder_of("gpt2")                        # a folder, or a name that Hugging Face's cache of this machine has
     sizes_of(GPT2, folder)                            {"layers": 12, "d_model": 768, ...}
     weights_of(GPT2, folder, vocab_size, like)        {"layers.0.attn.c_attn.weight": ..., ...}
 
-Safetensors alone are read, and nothing is ever downloaded: a name is looked up where an earlier download has put it.
+Only safetensors are read. Nothing is downloaded: a name is looked up in the local Hugging Face cache.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from common.model_folder import eos_token_ids, read_json
 
-MADE = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""How the names end of what is no weight, and older versions saved."""
+BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Endings of names under which older versions of transformers saved buffers that are no weights."""
 
 
 @dataclass(frozen=True)
@@ -34,49 +34,49 @@ class Family:
     """Models of one architecture, as transformers saves them."""
 
     kind: str
-    """config.json's model_type; also our name of the model, with -rec that of the one with recurrence."""
+    """config.json's model_type, and our name of the model; the name of the model with recurrence has ``-rec`` behind it."""
     article: str
-    """As a sentence calls one."""
+    """The model in a sentence, with its article."""
     saver: str
-    """transformers' class that saves one with its output layer."""
+    """transformers' class that saves the model with its output layer."""
     small: Mapping[str, Any]
-    """Sizes of a small published one, under our names."""
+    """Sizes of a small published model, by our names."""
     names: Mapping[str, str]
-    """Name of each of them in config.json."""
-    only: Mapping[str, Any]
-    """The only values allowed in config.json, apart from sizes."""
+    """config.json's names of these sizes, by ours."""
+    required: Mapping[str, Any]
+    """Values of config.json that are the only ones this package computes, and the defaults of those that it lacks."""
     modules: Mapping[str, str]
-    """Our name for a module of transformers'."""
-    mark: str
-    """config.json's name for the id that stands where a document begins, or between two."""
-    config_values: Callable[[dict[str, Any]], dict[str, Any]]
-    """config.json with what it leaves to its reader."""
-    written: Callable[[dict[str, Any]], dict[str, Any]]
-    """The values of config.json, from the sizes under its names and ``dropout``; `config_values` reads it."""
+    """Our names of modules, by transformers'."""
+    document_token: str
+    """config.json's name of the id that begins a document, or separates two."""
+    from_config_json: Callable[[dict[str, Any]], dict[str, Any]]
+    """Completes config.json: adds the values that it leaves to its reader, and those that `names` has under other names."""
+    to_config_json: Callable[[dict[str, Any]], dict[str, Any]]
+    """Makes config.json from the sizes under its names and ``dropout``; the inverse of `from_config_json`."""
     prefix: str
-    """Begins the names of all weights but those of the output layer."""
+    """What the names of all weights begin with, except those of the output layer."""
     parts: Mapping[str, str] = field(default_factory=dict)
-    """Our names for a layer's weights, where they differ from transformers'."""
+    """Our names of a layer's weights, by transformers', where they differ."""
     squeezed: tuple[str, ...] = ()
-    """Those of transformers' names below a layer whose weights have a second dimension of 1, which ours lack."""
+    """transformers' names of a layer's weights that have a second dimension of 1, which ours lack."""
     padded: bool = False
-    """Whether embeddings may have rows that no id of the tokenizer has, up to a multiple of a power of two."""
+    """Whether the embeddings may have more rows than the tokenizer has ids, up to a multiple of 8 to 128."""
 
     @property
     def remedy(self) -> str:
+        """How errors end: what to give instead."""
         return f"name a folder that transformers' {self.saver}.save_pretrained or pipelines.export has written"
 
 
 def folder_of(pretrained: str) -> Path:
-    """Raises ValueError where it is neither a folder nor a name of which this machine has a copy."""
+    """The folder at this path, or of the model of this name in Hugging Face's cache. Raises ValueError if there is neither."""
     folder = Path(os.path.expanduser(pretrained)).absolute()
     if folder.is_dir():
         return folder
     remedy = "name a folder"
     if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", pretrained):
         remedy = f"name a folder, or fetch it before with `hf download {pretrained}`"
-        hub: Any = import_module("huggingface_hub")  # a second, which nobody else is to pay
-
+        hub: Any = import_module("huggingface_hub")  # takes a second, so only where it is used
         try:
             return Path(hub.snapshot_download(pretrained, local_files_only=True))
         except (OSError, ValueError):
@@ -88,15 +88,15 @@ def folder_of(pretrained: str) -> Path:
 
 
 def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
-    """The model's sizes, under our names. Raises ValueError where the folder's model is not one as this package computes it."""
+    """The sizes of the folder's model, by our names. Raises ValueError if this package cannot compute that model."""
     values = _config(family, folder)
     if "model" in values:
         return {name: type(small)(values["model"][name] or small) for name, small in family.small.items()}
-    values = {**family.only, **family.config_values(values)}
-    odd = [key for key, value in sorted(family.only.items()) if values[key] != value]
+    values = {**family.required, **family.from_config_json(values)}
+    odd = [key for key, value in sorted(family.required.items()) if values[key] != value]
     if odd:
         raise ValueError(
-            f"{folder} has {odd[0]}={values[odd[0]]}, and here it is {family.only[odd[0]]}: {family.remedy}"
+            f"{folder} has {odd[0]}={values[odd[0]]}, and here it is {family.required[odd[0]]}: {family.remedy}"
         )
     sizes: dict[str, Any] = {}
     for ours, theirs in family.names.items():
@@ -109,46 +109,39 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
 
 
 def eos_ids_of(folder: Path) -> tuple[int, ...]:
-    """The ids at which transformers ends a text of the folder's model; without begin-of-document, which no text has inside."""
+    """The ids at which transformers ends a text of the folder's model, except begin-of-document, which no text contains."""
     begin = read_json(folder / "config.json").get("begin_of_document_id")
     return tuple(index for index in eos_token_ids(folder) if index != begin)
 
 
 def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state_dict of the names and shapes of ``like``, in float32; recurrence's is left as it is where the folder has none.
+    """The folder's weights as a state_dict with the names and shapes of ``like``, in float32.
 
-    A tokenizer may have one id more than the folder's embeddings have rows: begin-of-document, the last one. Its row begins as
-    that of the folder's own mark of documents (of a GPT-2, <|endoftext|>), or as the mean of all rows where it has none. Where
-    rows were padded beyond the tokenizer's ids, the last id takes the first of those, begun in the same way, and the others go.
+    A recurrence that the folder lacks keeps the weights of ``like``. A tokenizer may have one id more than the folder's embeddings
+    have rows: begin-of-document, the last one (`_with_begin_of_document`).
 
-    Raises ValueError where a weight is missing, left over or of another shape, or the vocabulary is another.
+    Raises ValueError if a weight is missing, left over or of another shape, or if the vocabulary has another size.
     """
     values = _config(family, folder)
     found = _tensors(family, folder)
     if "model" in values:
         named = {name.removeprefix("model."): tensor.float() for name, tensor in found.items()}
     else:
-        named = {
-            _ours(family, name): (tensor.squeeze(1) if name.endswith(family.squeezed) else tensor).float()
-            for name, tensor in found.items()
-            if not name.endswith(MADE)
-        }
-        if "output.weight" not in like:  # it is the embedding, and yet some have saved it
+        named = _renamed(family, found)
+        if "output.weight" not in like:  # tied, but some folders have saved it
             named.pop("output.weight", None)
-    recurrence = {name for name in like if name.startswith("recurrence.")}
-    named = {name: tensor for name, tensor in named.items() if name in recurrence or not name.startswith("recurrence.")}
-    named = {**{name: like[name] for name in recurrence}, **named}
+    recurrence = {name: tensor for name, tensor in like.items() if name.startswith("recurrence.")}
+    kept = {name: tensor for name, tensor in named.items() if name in like or not name.startswith("recurrence.")}
+    named = recurrence | kept
     odd = sorted(named.keys() ^ like.keys())
     if odd:
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
     rows = len(named["embedding.weight"])
-    mark = values.get(family.mark)
-    ids = vocab_size - 1
+    ids = vocab_size - 1  # without begin-of-document
     if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
+        document_token = values.get(family.document_token)
         for table in {"embedding.weight", "output.weight"} & named.keys():
-            rows_VD = named[table][:ids]
-            begin_D = rows_VD[mark] if isinstance(mark, int) and 0 <= mark < ids else rows_VD.mean(0)
-            named[table] = torch.cat([rows_VD, begin_D[None]])
+            named[table] = _with_begin_of_document(named[table], ids, document_token)
     elif vocab_size != rows:
         raise ValueError(
             f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {rows:,}: prepare the store with "
@@ -164,7 +157,7 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
 
 
 def theirs_of(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under the names that transformers saves; an output layer that is the embedding has none."""
+    """Our weights under transformers' names, in its shapes. A tied output layer has no weight of its own."""
     modules = {ours: theirs for theirs, ours in family.modules.items()}
     parts = {ours: theirs for theirs, ours in family.parts.items()}
     named = {}
@@ -215,7 +208,31 @@ def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"the weights in {folder} cannot be read ({error}): {family.remedy}") from None
 
 
+def _with_begin_of_document(table_VD: Tensor, ids: int, document_token: Any) -> Tensor:
+    """The rows of the tokenizer's ids, without padding, and one for begin-of-document: [ids + 1, D].
+
+    It begins as the row of the folder's own document token (GPT-2's <|endoftext|>), or as the mean of all rows if it has none.
+    """
+    rows_VD = table_VD[:ids]
+    has_token = isinstance(document_token, int) and 0 <= document_token < ids
+    begin_D = rows_VD[document_token] if has_token else rows_VD.mean(0)
+    return torch.cat([rows_VD, begin_D[None]])
+
+
+def _renamed(family: Family, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """transformers' weights under our names, in our shapes and float32; the inverse of `theirs_of`."""
+    named = {}
+    for name, tensor in found.items():
+        if name.endswith(BUFFERS):
+            continue
+        if name.endswith(family.squeezed):
+            tensor = tensor.squeeze(1)
+        named[_ours(family, name)] = tensor.float()
+    return named
+
+
 def _ours(family: Family, name: str) -> str:
+    """Our name of one of transformers' weights."""
     module, _, rest = name.removeprefix(family.prefix).partition(".")
     module = family.modules.get(module, module)
     if module != "layers":
@@ -225,5 +242,5 @@ def _ours(family: Family, name: str) -> str:
 
 
 def _paddings(ids: int) -> set[int]:
-    """To how many rows so many ids are padded."""
+    """The numbers of embedding rows that ``ids`` ids may be padded to."""
     return {-(-ids // multiple) * multiple for multiple in (8, 16, 32, 64, 128)}
