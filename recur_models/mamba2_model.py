@@ -233,7 +233,7 @@ class Mamba2Config(PretrainedConfig):
         )
 
     def build(self, vocab_size: int) -> Mamba2Model:
-        return self.begun(Mamba2Model(self, vocab_size))
+        return self.load_pretrained(Mamba2Model(self, vocab_size))
 
     def costs(self, vocab_size: int) -> Costs:
         c = self.sized()

@@ -1,7 +1,7 @@
-"""The common part of the configs of models that transformers saves: where their sizes and weights are from; and that of the
-pretrained decoders with recurrence and without: windows, costs.
+"""The configs that pretrained models share: `PretrainedConfig` has their sizes and weights, `DecoderConfig` the windows and costs
+of decoders, `RecurrentDecoderConfig` their recurrence.
 
-A family's own config (gpt2.py, llama.py, mamba2_model.py) says which layers they are.
+The config of a family (gpt2.py, llama.py, mamba2_model.py) adds its layers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, sizes
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 UNTRAINED = "none"
-"""`pretrained` of a model that begins with untrained weights."""
+"""The value of `pretrained` for untrained weights."""
 
 Model = TypeVar("Model", bound=RecurrentModel)
 
 
 @dataclass(frozen=True)
 class PretrainedConfig(ModelConfig):
-    """A model whose sizes and weights may be those of a folder that transformers saved. Sizes that are empty are the folder's."""
+    """A model whose sizes and weights may come from a folder that transformers saved. Empty sizes are the folder's."""
 
     family: ClassVar[Family]
     has_recurrence: ClassVar[bool] = False
-    """Whether it has a recurrence that transformers' model lacks."""
+    """Whether the model has a recurrence, which transformers' model lacks."""
     path_fields: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     pretrained: str = ""
@@ -48,7 +48,7 @@ class PretrainedConfig(ModelConfig):
             object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
             object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder_of(self.pretrained)))
         sized = all(getattr(self, name) for name in self.family.small)
-        if self.has_weights and not sized:  # not of a config that is read back
+        if self.has_weights and not sized:  # a config that is read back has all sizes
             for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
                 object.__setattr__(self, name, getattr(self, name) or size)
         check_sizes(self.sized(), from_0=("overlap", "insert_layer"))
@@ -66,61 +66,58 @@ class PretrainedConfig(ModelConfig):
             )
 
     def sized(self) -> Self:
-        """The same with the small published model's sizes where there are none."""
+        """This config with the small published model's sizes in place of empty ones."""
         lacking = {name: size for name, size in self.family.small.items() if not getattr(self, name)}
         return replace(self, **lacking) if lacking else self
 
     def plain_values(self) -> dict[str, Any]:
-        """The config.json of transformers' own model of these sizes, the vocabulary's ids left out."""
+        """The config.json of transformers' own model of these sizes, without the vocabulary's ids."""
         sizes = self.sized()
         values = {theirs: getattr(sizes, ours) for ours, theirs in self.family.names.items()}
         return self.family.to_config_json({**values, "dropout": vars(self)["dropout"]})
 
     @property
     def longest(self) -> int | None:
-        """Tokens that transformers' own model reads at the most; None where there is no limit."""
+        """The most tokens that transformers' own model reads; None if there is no limit."""
         return None
 
     @property
     @abstractmethod
     def plain_note(self) -> str:
-        """How transformers' own model with these weights reads, as against ours: a sentence or two of its folder's README.md."""
+        """How transformers' own model with these weights differs from ours, in a sentence or two for the folder's README.md."""
 
     def plain_config(self) -> Self:
         """The config whose first block has the logits of transformers' own model."""
         return self
 
-    def begun(self, model: Model) -> Model:
-        """The model as a run begins with it. A model on `meta` has shapes and no weights: nothing is read for it.
+    def load_pretrained(self, model: Model) -> Model:
+        """The model with the weights that a run begins with. For a model on the device `meta`, nothing is read.
 
-        Raises ValueError where the weights have other sizes than the model.
+        Raises ValueError if the weights have other sizes than the model.
         """
         if not self.has_weights or model.embedding.weight.is_meta:
             return model
         folder = folder_of(self.pretrained)
         sizes = sizes_of(self.family, folder)
-        odd = [
-            f"--model.{key.replace('_', '-')} {typed(size)}"
-            for key, size in sizes.items()
-            if getattr(self, key) != size
-        ]
-        if odd:
-            raise ValueError(f"{folder} has other sizes than the model: give {' '.join(odd)}, or 0, which takes its")
+        differing = {name: size for name, size in sizes.items() if getattr(self, name) != size}
+        if differing:
+            options = " ".join(f"--model.{name.replace('_', '-')} {typed(size)}" for name, size in differing.items())
+            raise ValueError(f"{folder} has other sizes than the model: give {options}, or 0, which takes its")
         model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
         return model
 
 
 def typed(size: Any) -> str:
-    """A size as a command line has it."""
+    """A size as it is typed on the command line."""
     return " ".join(map(str, size)) if isinstance(size, tuple) else str(size)
 
 
 @dataclass(frozen=True)
 class DecoderConfig(PretrainedConfig):
-    """A pretrained decoder over windows that overlap: the baseline."""
+    """A pretrained decoder over overlapping windows, without recurrence: the baseline."""
 
     embeds_positions: ClassVar[bool] = False
-    """Whether positions have embeddings; else a layer knows them."""
+    """Whether positions have embeddings; otherwise each layer encodes them."""
     reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
 
     window: int = 300
@@ -171,51 +168,53 @@ class DecoderConfig(PretrainedConfig):
 
     @abstractmethod
     def layer(self) -> DecoderLayer:
-        """One of the stack's."""
+        """A new layer."""
 
     @abstractmethod
     def norm(self) -> nn.Module:
-        """The final one."""
+        """A new final norm."""
 
     @property
     def kv_width(self) -> int:
-        """Width of a token's keys, and of its values: all heads together."""
+        """Width of a token's keys, and of its values, over all heads."""
         return self.sized().d_model
 
     @property
     def own_output(self) -> bool:
-        """Whether the output layer has a matrix of its own; else it is the embedding."""
+        """Whether the output layer has a matrix of its own; otherwise it is the embedding."""
         return False
 
     @abstractmethod
     def layer_costs(self, tokens: int) -> Costs:
-        """Costs of a layer over ``tokens``, without attention's pairs."""
+        """Costs of a layer over so many tokens, without the products of queries with keys and of weights with values."""
 
     def build(self, vocab_size: int) -> Decoder:
-        return self.begun(Decoder(self, vocab_size))
+        return self.load_pretrained(Decoder(self, vocab_size))
 
     def costs(self, vocab_size: int) -> Costs:
-        """Every token of a window passes through all layers, the overlap's again; its own alone through the output layer."""
+        """All tokens of a window pass through the layers, those of the overlap again; only the block's through the output layer."""
         c = self.sized()
         T = self.window
         d = c.d_model
         layer = c.layer_costs(T) + attention(d, T * (T + 1) // 2, T * T)
         logits = replace(product(self.block, d, vocab_size), block=self.block)
-        beside = sum(p.numel() for p in c.norm().parameters()) + c.positions * d * c.embeds_positions
-        total = sum([layer] * c.layers, start=logits + scales(beside, logits.parameters * c.own_output))
+        total = sum([layer] * c.layers, start=logits)
+        total += scales(sum(parameter.numel() for parameter in c.norm().parameters()))
+        if c.embeds_positions:
+            total += scales(c.positions * d)
+        if c.own_output:
+            total += scales(logits.parameters)
         return replace(total, embedding_parameters=logits.parameters)
 
 
 @dataclass(frozen=True)
 class RecurrentDecoderConfig(DecoderConfig):
-    """The same with recurrence."""
+    """A pretrained decoder with recurrence over overlapping windows."""
 
     has_recurrence: ClassVar[bool] = True
     training_fields: ClassVar[tuple[str, ...]] = (*DecoderConfig.training_fields, "trained")
-    trained_reading_fields: ClassVar[tuple[str, ...]] = (
-        "window",
-        "overlap",
-    )  # GPT-2 paper, 4.2: h_prev stands for another text else
+    # With another window or overlap, h_prev would stand for another text (section 4.2).
+    trained_reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
 
     insert_layer: int = 2
     """The layer, counted from 1, that reads what the window before has left; 0: every layer."""
@@ -230,7 +229,8 @@ class RecurrentDecoderConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.insert_layer > (layers := self.sized().layers):
+        layers = self.sized().layers
+        if self.insert_layer > layers:
             raise ValueError(
                 f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: 0 is all of them"
             )
@@ -243,13 +243,13 @@ class RecurrentDecoderConfig(DecoderConfig):
 
     @property
     def inserted(self) -> tuple[int, ...]:
-        """The layers that read h_prev, counted from 0."""
+        """Indices of the layers that read h_prev, from 0."""
         return (self.insert_layer - 1,) if self.insert_layer else tuple(range(self.sized().layers))
 
     def build(self, vocab_size: int) -> Decoder:
         sizes = self.sized()
         recurrence = Recurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
-        model = self.begun(Decoder(self, vocab_size, recurrence, self.inserted))
+        model = self.load_pretrained(Decoder(self, vocab_size, recurrence, self.inserted))
         self.freeze(model)
         return model
 
@@ -258,14 +258,16 @@ class RecurrentDecoderConfig(DecoderConfig):
             parameter.requires_grad_(self.trained == "all" or name.startswith("recurrence."))
 
     def costs(self, vocab_size: int) -> Costs:
-        """Counted as if all were trained."""
+        """As those of the baseline, with h_prev read and made; counted as if all parameters were trained."""
         c = self.sized()
-        d = self.sized().d_model
+        d = c.d_model
         N = self.embeddings
         read = replace(product(N, d, 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
-        made = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
-        weights = scales(c.layers, d if self.pooling == "attention" else 0)
-        return sum([read] * len(self.inserted) + made, start=super().costs(vocab_size) + weights)
+        steps = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
+        total = super().costs(vocab_size) + scales(c.layers)
+        if self.pooling == "attention":
+            total += scales(d)
+        return sum([read] * len(self.inserted) + steps, start=total)
 
     @property
     def steps(self) -> tuple[int, ...]:
