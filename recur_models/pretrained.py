@@ -323,8 +323,8 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
             after = model.kept_tokens(torch.cat([state["tokens"], block["tokens"]], 1), count_B)
         if model.recurrence is not None and prev is not None:
             sum_BTD = torch.cat([block["earlier_sums"], block["sums"]], 1)
-            there_BT = torch.arange(overlap + model.block, device=count_B.device) >= overlap - count_B[:, None]
-            made_BND = model.recurrence(prev.states_BND, sum_BTD, there_BT)
+            valid_BT = torch.arange(overlap + model.block, device=count_B.device) >= overlap - count_B[:, None]
+            made_BND = model.recurrence(prev.states_BND, sum_BTD, valid_BT)
             after |= {
                 "states": made_BND.to(prev.states_BND.dtype),
                 "states_count": torch.ones_like(state["states_count"]),

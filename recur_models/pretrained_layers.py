@@ -3,7 +3,7 @@
     layer = GPT2Layer(GPT2Config().sized())
     x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
     recurrence = Recurrence(12, "mean", (768, 200, 200, 200, 768), 1)
-    prev_BND = recurrence(prev_BND, sum_BTD, there_BT)
+    prev_BND = recurrence(prev_BND, sum_BTD, valid_BT)
 
 Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N embeddings of h_prev ·
 H heads, which share the keys and values of G · E head size · D width · L layers.
@@ -25,20 +25,20 @@ from recur_models.layers import MASKED, merge_heads
 Pooling = Literal["mean", "max", "attention"]
 
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes keys and values of some slots, and gives those of all."""
+"""Takes the keys and values of some slots of a window, and returns those of all its slots."""
 
 
 class Prev(NamedTuple):
-    """The tensors that the window before has left."""
+    """What a window gets from the one before."""
 
     states_BND: Tensor
     """h_prev."""
     has_B: Tensor
-    """Whether there was one."""
+    """bool. Whether there was a window before."""
 
 
 class DecoderLayer(nn.Module, ABC):
-    """Attention, then the feed-forward, each added to the residual stream. A family's own layer says of what they are made."""
+    """Attention, then the feed-forward, each added to the residual stream. A family's subclass has the projections."""
 
     one_graph = True
 
@@ -49,11 +49,11 @@ class DecoderLayer(nn.Module, ABC):
         self.head_dim = head_dim
         self.rate = dropout
         self.dropout = nn.Dropout(dropout)
-        self.sources = nn.Identity()  # what comes of h_prev and what of the window, for those who watch it
+        self.sources = nn.Identity()  # a probe reads here what comes from h_prev and what from the window
 
     @abstractmethod
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, n, E], keys and values [B, G, n, E]. ``position_Bn``: in the window, from 0."""
+        """Queries [B, H, n, E], keys and values [B, G, n, E]. ``position_Bn``: int64, positions in the window from 0."""
 
     @abstractmethod
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,43 +61,46 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def output(self, heads_BnC: Tensor) -> Tensor:
-        """Attention's contribution, from all heads side by side: [..., D]."""
+        """What attention adds to the residual stream [..., D]. ``heads_BnC``: its heads side by side."""
 
     @abstractmethod
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
-        """The feed-forward block's contribution, the norm before it included."""
+        """What the feed-forward adds to the residual stream, with the norm before it: [B, n, D]."""
 
-    def for_all(self, x_BGmE: Tensor) -> Tensor:
-        """Keys or values for each head: [B, H, m, E]."""
+    def repeat_heads(self, x_BGmE: Tensor) -> Tensor:
+        """The keys or values of each query's head: [B, H, m, E]."""
         groups = self.heads // self.kv_heads
         return x_BGmE if groups == 1 else x_BGmE.repeat_interleave(groups, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
-        """Heads [B, H, n, E]. ``seen_Bnm``: bool, of h_prev's keys too where there is one, which stand first."""
+        """Attention's heads [B, H, n, E]. ``seen_Bnm``: bool, whether a query sees a key; with h_prev, its N keys stand first."""
         rate = self.rate if self.training else 0.0
-        k = self.for_all(k)
-        v = self.for_all(v)
+        k = self.repeat_heads(k)
+        v = self.repeat_heads(v)
         if prev_BND is None:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
-        k_prev, v_prev = (self.for_all(of_prev) for of_prev in self.keys_values(prev_BND))
+        k_prev, v_prev = (self.repeat_heads(x_BGNE) for x_BGNE in self.keys_values(prev_BND))
         logits = q @ torch.cat([k_prev, k], 2).transpose(-1, -2) / q.shape[-1] ** 0.5
         weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(v.dtype)
-        n = prev_BND.shape[1]
-        of_prev, of_window = F.dropout(weights, rate).split([n, k.shape[2]], -1)
-        return self.sources(torch.stack([of_prev @ v_prev, of_window @ v])).sum(0)
+        weights_prev, weights_window = F.dropout(weights, rate).split([k_prev.shape[2], k.shape[2]], -1)
+        return self.sources(torch.stack([weights_prev @ v_prev, weights_window @ v])).sum(0)
 
     def forward(
         self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """``cache``: takes the tokens' keys and values, and gives those of all slots; None where the tokens are all."""
+        """The residual stream after the layer [B, n, D]; the arguments are those of `project` and `attend`.
+
+        ``cache``: None if the tokens fill all slots of the window.
+        """
         q, k, v = self.project(x_BnD, position_Bn)
-        k, v = (k, v) if cache is None else cache(k, v)
+        if cache is not None:
+            k, v = cache(k, v)
         heads_BnC = merge_heads(self.attend(q, k, v, seen_Bnm, prev_BND))
         x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
     def prev_share(self, sources: Tensor, _: Tensor) -> Tensor:
-        """Share of the energy that attention adds which comes from h_prev. ``sources``: [2, B, H, n, E]."""
+        """h_prev's share of the energy that attention adds to the residual stream. ``sources``: [2, B, H, n, E]."""
         heads = merge_heads(sources).to(next(self.parameters()).dtype)
         with torch.autocast(heads.device.type, enabled=False):
             bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))
@@ -106,14 +109,14 @@ class DecoderLayer(nn.Module, ABC):
 
 
 class Recurrence(nn.Module):
-    """h_prev of a window's hidden states (GPT-2 paper, section 3.1).
+    """Makes h_prev from a window's hidden states (Yoshida et al. 2020, section 3.1).
 
-    Equation 1 is printed as a sum over positions, and the text says that they are mean-pooled: z is the mean. The two differ by
-    the number of tokens, which a document's last window has fewer of.
+    Equation 1 prints a sum over positions, but the text says mean-pooled. Here z is the mean: the two differ by the number of
+    tokens, of which a document's last window has fewer.
     """
 
     def __init__(self, layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
-        """``sizes``: D, the hidden sizes of the feed-forward, N · D."""
+        """``sizes``: those of the feed-forward's layers, from D through the hidden ones to N · D."""
         super().__init__()
         self.pooling: Pooling = pooling
         self.embeddings = embeddings
@@ -121,29 +124,32 @@ class Recurrence(nn.Module):
         self.key_D = nn.Parameter(torch.zeros(sizes[0])) if pooling == "attention" else None
         self.steps = nn.ModuleList(nn.Linear(size, to) for size, to in pairwise(sizes))
 
-    def forward(self, prev_BND: Tensor, sum_BTD: Tensor, there_BT: Tensor) -> Tensor:
-        """h_prev for the next window, of the layers' weighted sum where there is a token. ``prev_BND``: what it was before, for
-        those who watch how it changes."""
-        x_BD = self.pool(sum_BTD, there_BT)
+    def forward(self, prev_BND: Tensor, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
+        """h_prev for the next window: [B, N, D].
+
+        ``prev_BND``: this window's h_prev, which only a probe reads. ``sum_BTD``: Σ w_ℓ h^(ℓ). ``valid_BT``: bool, True where the
+        window has a token.
+        """
+        x_BD = self.pool(sum_BTD, valid_BT)
         for step in self.steps[:-1]:
             x_BD = F.gelu(step(x_BD), approximate="tanh")
         return self.steps[-1](x_BD).unflatten(-1, (self.embeddings, -1))
 
-    def pool(self, sum_BTD: Tensor, there_BT: Tensor) -> Tensor:
+    def pool(self, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
         """z [B, D]."""
-        there_BT1 = there_BT[..., None]
+        valid_BT1 = valid_BT[..., None]
         if self.pooling == "max":
-            return sum_BTD.masked_fill(~there_BT1, MASKED).amax(1)
+            return sum_BTD.masked_fill(~valid_BT1, MASKED).amax(1)
         if self.key_D is None:
-            return sum_BTD.masked_fill(~there_BT1, 0.0).sum(1) / there_BT1.sum(1)
+            return sum_BTD.masked_fill(~valid_BT1, 0.0).sum(1) / valid_BT1.sum(1)
         logits_BT = (sum_BTD * self.key_D).sum(-1) / len(self.key_D) ** 0.5
-        weights_BT = torch.softmax(logits_BT.masked_fill(~there_BT, MASKED), 1)
-        return (weights_BT[..., None] * sum_BTD.masked_fill(~there_BT1, 0.0)).sum(1)
+        weights_BT = torch.softmax(logits_BT.masked_fill(~valid_BT, MASKED), 1)
+        return (weights_BT[..., None] * sum_BTD.masked_fill(~valid_BT1, 0.0)).sum(1)
 
     @staticmethod
     def change(before_BND: Tensor, after_BND: Tensor) -> Tensor:
-        """rms of the change of h_prev over its rms before, of the lanes that had one; 1 where none had."""
+        """rms of h_prev's change over its rms before, on the lanes that had one; 1 if none had."""
         had_B11 = (before_BND != 0).flatten(1).any(1)[:, None, None]
-        was = before_BND.float().square().sum()
-        changed = ((after_BND.float() - before_BND.float()) * had_B11).square().sum()
-        return torch.where(was > 0, (changed / was.clamp(min=1e-30)).sqrt(), 1.0)
+        energy = before_BND.float().square().sum()
+        change = ((after_BND.float() - before_BND.float()) * had_B11).square().sum()
+        return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)
