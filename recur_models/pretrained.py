@@ -1,22 +1,24 @@
-"""A pretrained decoder with recurrence: a window's hidden states, pooled, are one more key and value of the next.
+"""A pretrained decoder with recurrence: a window's pooled hidden states become one more key and value of the next window.
 
-After Adding Recurrence to Pretrained Transformers for Improved Efficiency and Context Size (Yoshida et al. 2020).
+Source: Adding Recurrence to Pretrained Transformers for Improved Efficiency and Context Size (Yoshida et al. 2020).
 
     GPT2RecConfig(pretrained="gpt2-folder", window=300, overlap=50).build(vocab_size=50_258)      # recurrent
     GPT2Config(pretrained="gpt2-folder", window=300, overlap=50).build(vocab_size=50_258)         # the baseline
 
-The paper's is GPT-2 (gpt2.py). Another decoder of transformers is a layer, and the names of its sizes and weights (llama.py).
+The paper's decoder is GPT-2 (gpt2.py). Another decoder needs a layer, and the names of its sizes and weights (llama.py).
 
 Overlapped execution (section 4.2): a block is the stride, window − overlap. Its tokens are read behind the ``overlap`` tokens
-before them, as one window with positions from 0, and they alone are predicted: each token once. A document's first window has
-nothing before it, and is shorter than the paper's first, which predicts T tokens: from there on, windows begin ``overlap`` tokens
-earlier in the document than the paper's. Where the overlap is longer than the stride, the next windows are shorter than T too.
+before them, as one window with positions from 0. Only the block's tokens are predicted, so each token is predicted once. A
+document's first window has no overlap, and is shorter than the paper's first, which predicts T tokens. All later windows therefore
+begin ``overlap`` tokens earlier in the document than the paper's. If the overlap is longer than the stride, the next windows are
+shorter than T too.
 
-Recurrence (section 3): z is the mean over the window's positions, the overlap's among them, of Σ w_ℓ h^(ℓ), with h^(ℓ) what layer ℓ
-adds up to (the last one before the final norm), w = softmax(α) (equation 1). A feed-forward makes h_prev of z, which stands among
-the inputs of layer ℓ_ins in the document's next window: normed as tokens are, a key and a value that every token sees, no query.
+Recurrence (section 3): z is the mean of Σ w_ℓ h^(ℓ) over the window's positions, with those of the overlap. h^(ℓ) is the residual
+stream after layer ℓ, before the final norm, and w = softmax(α) (equation 1). A feed-forward maps z to h_prev. In the document's
+next window, h_prev joins the inputs of layer ℓ_ins: it is normed as tokens are, every token sees its key and value, and it has no
+query.
 
-State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of them there are, the last ones; with recurrence
+State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of the last ones are valid; with recurrence
 ``states`` [B, N, D], h_prev, and ``states_count`` [B], 0 before a document's second window. Weights have transformers' names.
 
 Letters: see pretrained_layers.py; K blocks · V vocabulary.
@@ -39,7 +41,7 @@ from recur_models.stepping import put
 
 
 class DecoderSizes(Protocol):
-    """The interface that a decoder needs of its config (pretrained_config.py)."""
+    """What a decoder needs of its config (pretrained_config.py)."""
 
     embeds_positions: ClassVar[bool]
 
@@ -65,7 +67,7 @@ class DecoderSizes(Protocol):
 
 
 class Decoder(RecurrentModel):
-    """The stack over windows; with a ``recurrence`` one after the other, else all at once."""
+    """The stack over windows. It reads them one by one with a ``recurrence``, and all at once without."""
 
     one_graph = True
 
@@ -116,10 +118,10 @@ class Decoder(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Reads all windows at once without recurrence, and one after the other with it.
+        """Reads all windows at once without recurrence, and one by one with it.
 
-        Embeddings and losses are made of all windows at once, so that a gradient of the whole vocabulary is made once a segment;
-        but under ``recompute = "block"`` window by window, so that h_prev alone is kept between two of them.
+        Embeddings and losses of all windows are computed together, so that a segment makes one gradient of the whole vocabulary.
+        Under ``recompute = "block"`` they are computed window by window, so that only h_prev is kept between windows.
         """
         overlap = self.config.overlap
         W = self.block
@@ -129,36 +131,37 @@ class Decoder(RecurrentModel):
         count_BK = self.count_before(state, fresh_BK)
         targets_BKW = None if targets_BT is None else targets_BT.unflatten(1, (K, W))
         after = self.kept_tokens(text_BS, count_BK[:, -1]) if overlap else {}
-        apart = self.recompute == "block"
-        if self.recurrence is None and not apart:
+        by_window = self.recompute == "block"
+        if self.recurrence is None and not by_window:
             targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
-            made, _ = self.read_apart(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
-            return made.unflatten(0, (-1, K)).flatten(1, 2), after
-        x_BKTD = None if apart else self.embedding(windows_BKT)
+            output, _ = self.read_window(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
+            return output.unflatten(0, (-1, K)).flatten(1, 2), after
+        x_BKTD = None if by_window else self.embedding(windows_BKT)
         parts = []
         prev = self.prev_of(state)
         for k in range(K):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
             if x_BKTD is not None:
-                part, states_BND = self.read(x_BKTD[:, k], count_BK[:, k], prev)
+                part, states_BND = self.read_embeddings(x_BKTD[:, k], count_BK[:, k], prev)
             else:
                 targets_BW = None if targets_BKW is None else targets_BKW[:, k]
-                run = self.recomputed("block", self.read_apart)
+                run = self.recomputed("block", self.read_window)
                 part, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
             prev = None if states_BND is None else Prev(states_BND, torch.ones_like(fresh_BK[:, k]))
             parts.append(part)
         if prev is not None:
             after["states"] = prev.states_BND.to(state["states"].dtype)
             after["states_count"] = torch.ones_like(state["states_count"])
-        made = torch.cat(parts, 1)
-        return made if apart else self.head(made, targets_BT), after
+        output = torch.cat(parts, 1)
+        return output if by_window else self.head(output, targets_BT), after
 
     def prev_of(self, state: State) -> Prev | None:
+        """The State's h_prev; None without recurrence."""
         return None if self.recurrence is None else Prev(state["states"], state["states_count"] > 0)
 
     def count_before(self, state: State, fresh_BK: Tensor) -> Tensor:
-        """How many tokens of its own document each block has before it in its window: int64 [B, K]."""
+        """How many tokens of the overlap belong to each block's document: int64 [B, K]."""
         block_K = torch.arange(fresh_BK.shape[1], device=fresh_BK.device)
         first_BK = torch.where(fresh_BK, block_K, -1).cummax(1).values
         before_B1 = state["tokens_count"][:, None] if self.config.overlap else 0
@@ -166,22 +169,22 @@ class Decoder(RecurrentModel):
         return tokens_BK.clamp(max=self.config.overlap)
 
     def kept_tokens(self, text_BS: Tensor, count_B: Tensor) -> State:
-        """The State's tokens behind a text whose last block had ``count_B`` before it."""
+        """The State's ``tokens`` and ``tokens_count`` after a text whose last block had ``count_B`` valid tokens before it."""
         overlap = self.config.overlap
         count_B = (count_B + self.block).clamp(max=overlap)
         absent_BO = torch.arange(overlap, device=text_BS.device) < overlap - count_B[:, None]
         return {"tokens": text_BS[:, -overlap:].masked_fill(absent_BO, 0), "tokens_count": count_B}
 
-    def read_apart(
+    def read_window(
         self, tokens_BT: Tensor, count_B: Tensor, prev: Prev | None, targets_BW: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """A window, from its tokens: nats or logits of its block, and the h_prev that it leaves to the next one."""
-        x_BWD, states_BND = self.read(self.embedding(tokens_BT), count_B, prev)
+        """Read the tokens of one window. Returns nats or logits of its block, and h_prev for the next window."""
+        x_BWD, states_BND = self.read_embeddings(self.embedding(tokens_BT), count_B, prev)
         return self.head(x_BWD, targets_BW), states_BND
 
-    def read(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Tensor | None]:
-        """A window, from its tokens' embeddings: what the last layer makes of its block [B, W, D], and the h_prev that it leaves
-        to the next one."""
+    def read_embeddings(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Tensor | None]:
+        """Read the embeddings of one window. Returns the last layer's output for its block [B, W, D], and h_prev for the next
+        window [B, N, D]."""
         overlap = self.config.overlap
         slot_BT = torch.arange(overlap + self.block, device=x_BTD.device).expand(len(x_BTD), -1)
         x_BTD, sum_BTD = self.stack(x_BTD, slot_BT, overlap + self.block, count_B, prev)
@@ -206,12 +209,20 @@ class Decoder(RecurrentModel):
         prev: Prev | None,
         caches: Sequence[Cache] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings of tokens in these slots of their window, of which the first O hold ``count_B`` tokens, through all layers:
-        what the last one makes, and Σ w_ℓ h^(ℓ) (equation 1; zeros without recurrence). ``slots``: those that have keys."""
+        """All layers. Returns the last one's output [B, n, D], and Σ w_ℓ h^(ℓ) [B, n, D] (equation 1; zeros without recurrence).
+
+        Args:
+            x_BnD: embeddings.
+            slot_Bn: int64, their slots in the window. The first O slots are the overlap's.
+            slots: how many slots of the window have keys.
+            count_B: int64, valid tokens in the overlap, which fill its last slots.
+            prev: h_prev of the window before.
+            caches: one for each layer; None if the tokens fill all slots.
+        """
         slot_m = torch.arange(slots, device=slot_Bn.device)
         missing_B1 = self.config.overlap - count_B[:, None]
         behind_Bnm = slot_Bn[..., None] - slot_m
-        # In an empty slot stands something too: it sees itself alone, and nobody sees it.
+        # An empty slot is computed too: it sees only itself, and no other slot sees it.
         seen_Bnm = (behind_Bnm == 0) | ((behind_Bnm > 0) & (slot_m >= missing_B1)[:, None])
         with_prev_Bnm = seen_Bnm
         if prev is not None:
@@ -224,7 +235,7 @@ class Decoder(RecurrentModel):
         if self.recurrence is not None:
             weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
         for i, layer in enumerate(self.layers):
-            note(i, x_BnD[:, -self.block :])  # not the overlap's, which stand between two windows' blocks
+            note(i, x_BnD[:, -self.block :])  # without the overlap, which another block has noted
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
             if prev is not None and i in self.inserted:
@@ -253,25 +264,22 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
     model: Decoder
 
     def count(self, state: State, lanes: int) -> Tensor:
-        """Tokens that each lane's block has before it."""
+        """How many tokens each lane's block has before it in its window: int64 [B]."""
         like = self.model.embedding.weight
         return state["tokens_count"] if "tokens_count" in state else like.new_zeros(lanes, dtype=torch.int64)
 
     def open(self, state: State, lanes: int) -> State:
         """Reads the overlap's tokens, whose keys and values the block's tokens see."""
         model = self.model
-        overlap = self.model.config.overlap
-        W = self.model.block
+        overlap = model.config.overlap
+        W = model.block
         like = model.embedding.weight
         count_B = self.count(state, lanes)
         block: State = {"tokens": count_B.new_zeros(lanes, W)}
         for i, layer in enumerate(model.layers):
-            empty = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
             for kind in ("keys", "values"):
-                block |= {
-                    f"{i}.earlier_{kind}": empty,
-                    f"{i}.{kind}": like.new_zeros(*empty.shape[:2], W, empty.shape[3]),
-                }
+                block[f"{i}.earlier_{kind}"] = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
+                block[f"{i}.{kind}"] = like.new_zeros(lanes, layer.kv_heads, W, layer.head_dim)
         sum_BOD = like.new_zeros(lanes, 0, like.shape[1])
         if overlap:
 
@@ -288,19 +296,17 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens of the block. Keeps their keys, their values and the sums of layers that h_prev is made of."""
+        """Reads tokens of the block. Keeps their keys, values and Σ w_ℓ h^(ℓ), from which `close` makes h_prev."""
         model = self.model
         overlap = model.config.overlap
         after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
 
-        def append(i: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
-            for kind, new in zip(("keys", "values"), pair, strict=True):
-                after[f"{i}.{kind}"] = put(places, block[f"{i}.{kind}"], new)
-            k, v = (
-                torch.cat([block[f"{i}.earlier_{kind}"], after[f"{i}.{kind}"]], 2).to(pair[0].dtype)
-                for kind in ("keys", "values")
-            )
-            return k, v
+        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            after[f"{i}.keys"] = put(places, block[f"{i}.keys"], k)
+            after[f"{i}.values"] = put(places, block[f"{i}.values"], v)
+            keys = torch.cat([block[f"{i}.earlier_keys"], after[f"{i}.keys"]], 2)
+            values = torch.cat([block[f"{i}.earlier_values"], after[f"{i}.values"]], 2)
+            return keys.to(k.dtype), values.to(k.dtype)
 
         caches = [partial(append, i) for i in range(len(model.layers))]
         count_B = self.count(state, len(tokens_Bn))
@@ -312,9 +318,9 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
-        """The overlap's tokens of the next block, and h_prev made of this block's window (equation 1)."""
+        """The next block's overlap, and h_prev of this block's window (equation 1)."""
         model = self.model
-        overlap = self.model.config.overlap
+        overlap = model.config.overlap
         lanes = len(block["tokens"])
         count_B = self.count(state, lanes)
         prev = model.prev_of(state)
@@ -324,9 +330,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         if model.recurrence is not None and prev is not None:
             sum_BTD = torch.cat([block["earlier_sums"], block["sums"]], 1)
             valid_BT = torch.arange(overlap + model.block, device=count_B.device) >= overlap - count_B[:, None]
-            made_BND = model.recurrence(prev.states_BND, sum_BTD, valid_BT)
-            after |= {
-                "states": made_BND.to(prev.states_BND.dtype),
-                "states_count": torch.ones_like(state["states_count"]),
-            }
+            states_BND = model.recurrence(prev.states_BND, sum_BTD, valid_BT)
+            after["states"] = states_BND.to(prev.states_BND.dtype)
+            after["states_count"] = torch.ones_like(state["states_count"])
         return after
