@@ -1,4 +1,4 @@
-"""Memory tokens: a transformer over blocks that hands the outputs of a few tokens of its own to the next block.
+"""Memory tokens: a transformer over blocks that passes the outputs of a few extra tokens to the next block.
 
     RMTConfig(memory_tokens=32).build(vocab_size=257)
     ARMTConfig(memory_tokens=16, memory_dim=12).build(vocab_size=257)
@@ -8,17 +8,18 @@
     [·; H; S_k] = layers([S_{k−1}; X_k; S_{k−1}])
 
 The first copy is read: all later tokens see it. The last copy writes: it sees the whole block, and its outputs after the final norm
-are the next memory. S₀ is learned. The tokens of one copy see one another, and the tokens of the block see only earlier ones.
+are the next memory. S₀ is learned. The tokens of a copy see one another; the tokens of the block see only earlier ones.
 
-`armt`, its associative kind (Rodkin et al. 2024, arXiv 2407.04841), reads [block; memory], with the same learned memory tokens in
-every block. Each layer has an association (association.py), which all its tokens read before it, and into which its memory tokens'
-outputs write after it.
+`armt`, the Associative RMT (Rodkin et al. 2024, arXiv 2407.04841), reads [block; memory], with the same learned memory tokens in
+every block. Each layer has an association (association.py): all tokens read it before the layer, and the outputs of the memory
+tokens write into it after the layer.
 
-A segment of the papers is a block here (`window`). Gradients pass through all blocks of a segment. Layers are those of `vanilla`.
+The papers' segment is a block here (`window`). Gradients pass through all blocks of a segment. Layers are those of `vanilla`.
 
-State: ``states`` [B, S, D], the memory (rmt); ``layers.i.states`` [B, P, D + 1] of the associations (armt).
+State: ``states`` [B, S, D], the memory (rmt); ``layers.i.states`` [B, P, D + 1], the associations (armt).
 
-Letters: see layers.py; S memory tokens · N tokens of a block with its memory tokens · n some of them · m keys.
+Letters: see layers.py; S memory tokens · R memory tokens before a block (0 in armt) · N tokens of a block with its memory tokens ·
+n some tokens · m keys.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from recur_models.vanilla import VanillaLayer
 
 @dataclass(frozen=True)
 class MemoryTokensConfig(StackConfig):
-    """The sizes that both kinds share."""
+    """The sizes that both models share."""
 
     memory_tokens: int = 32
     """Memory tokens."""
@@ -61,7 +62,7 @@ class MemoryTokensConfig(StackConfig):
     @property
     @abstractmethod
     def read_tokens(self) -> int:
-        """Memory tokens before a block's own."""
+        """Memory tokens before a block's tokens: R."""
 
     @property
     @abstractmethod
@@ -76,7 +77,7 @@ class MemoryTokensConfig(StackConfig):
         return MemoryTokensModel(self, vocab_size)
 
     def layer_costs(self) -> list[Costs]:
-        """Costs of each layer, and the memory tokens."""
+        """As `StackConfig.layer_costs`; the last entry is the memory tokens."""
         R = self.read_tokens
         S = self.memory_tokens
         W = self.window
@@ -84,13 +85,13 @@ class MemoryTokensConfig(StackConfig):
         pairs = R * R + W * R + W * (W + 1) // 2 + S * N
         layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N)
         if self.association_dim:
-            layer = layer + association_costs(self.d_model, self.association_dim, N, S)
+            layer += association_costs(self.d_model, self.association_dim, N, S)
         return [layer] * self.layers + [scales(S * self.d_model)]
 
 
 @dataclass(frozen=True)
 class RMTConfig(MemoryTokensConfig):
-    """Recurrent Memory Transformer: the outputs of a block's memory tokens are those of the next block."""
+    """Recurrent Memory Transformer: the outputs of a block's memory tokens are the next block's memory tokens."""
 
     name: ClassVar[str] = "rmt"
 
@@ -105,14 +106,14 @@ class RMTConfig(MemoryTokensConfig):
 
 @dataclass(frozen=True)
 class ARMTConfig(MemoryTokensConfig):
-    """Associative Recurrent Memory Transformer: memory tokens write into a memory of each layer."""
+    """Associative Recurrent Memory Transformer: memory tokens write into an associative memory in each layer."""
 
     name: ClassVar[str] = "armt"
 
     memory_tokens: int = 16
     """Memory tokens: how many keys and values a block writes in each layer."""
     memory_dim: int = 64
-    """Size of a key of the associative memory, before 6 features are made of each of its numbers."""
+    """Size of a key of the associative memory, before each of its numbers becomes 6 features."""
 
     @property
     def read_tokens(self) -> int:
@@ -124,7 +125,7 @@ class ARMTConfig(MemoryTokensConfig):
 
 
 class MemoryLayer(nn.Module):
-    """A layer of `vanilla` over a block and its memory tokens; with an association around it in `armt`."""
+    """A layer of `vanilla` over a block and its memory tokens, in `armt` with an association."""
 
     one_graph = True
 
@@ -140,23 +141,24 @@ class MemoryLayer(nn.Module):
         return {"states": self.tokens.project.scale_H.new_zeros(lanes, *self.association.shape)}
 
     def forward(self, x_BND: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
-        x_BND = self.tokens(self.enter(x_BND, state), unseen_NN)
-        memory_BSD = x_BND[:, -self.memory_tokens :].contiguous()  # else rounding depends on where the weights lie
-        return x_BND, self.leave(memory_BSD, state)
+        x_BND = self.tokens(self.add_memory(x_BND, state), unseen_NN)
+        memory_BSD = x_BND[:, -self.memory_tokens :].contiguous()  # otherwise rounding depends on memory addresses
+        return x_BND, self.write_memory(memory_BSD, state)
 
-    def enter(self, x_BnD: Tensor, state: State) -> Tensor:
-        """Some tokens with what they find in the association."""
+    def add_memory(self, x_BnD: Tensor, state: State) -> Tensor:
+        """The residual stream with what its tokens read from the association."""
         return x_BnD if self.association is None else x_BnD + self.association.read(x_BnD, state["states"])
 
-    def leave(self, memory_BSD: Tensor, state: State) -> State:
-        """The layer's State after its memory tokens' outputs."""
+    def write_memory(self, memory_BSD: Tensor, state: State) -> State:
+        """The layer's next State, after the outputs of its memory tokens have written."""
         return {} if self.association is None else {"states": self.association.write(memory_BSD, state["states"])}
 
     def memory_step(self, x_BSD: Tensor, before: list[tuple[Tensor, Tensor]], state: State) -> tuple[Tensor, State]:
-        """Memory tokens alone, behind the keys and values [B, H, m, E] of all tokens before them. Returns their outputs, and their
-        own keys and values.
+        """Read only memory tokens. ``before``: parts of the keys and values [B, H, m, E] of all tokens before them.
+
+        Returns their outputs [B, S, D], and their ``keys`` and ``values`` [B, H, S, E].
         """
-        x_BSD = self.enter(x_BSD, state)
+        x_BSD = self.add_memory(x_BSD, state)
         tokens = self.tokens.project(x_BSD)
         parts = [*before, (tokens.k, tokens.v)]
         index_m = torch.arange(sum(keys.shape[2] for keys, _ in parts), device=x_BSD.device)
@@ -167,7 +169,7 @@ class MemoryLayer(nn.Module):
 
 
 class MemoryTokensModel(RecurrentModel):
-    """Both kinds: embeddings, layers, and the memory tokens that a document (rmt) or each block (armt) begins with."""
+    """Both models: embeddings, layers, and learned memory tokens, with which a document (rmt) or each block (armt) begins."""
 
     one_graph = True
 
@@ -185,26 +187,26 @@ class MemoryTokensModel(RecurrentModel):
         self.carried = Carried()
 
     @property
-    def hands_tokens_on(self) -> bool:
+    def passes_tokens(self) -> bool:
         """Whether the memory tokens' outputs are the next block's memory tokens."""
         return self.config.read_tokens > 0
 
     def initial_state(self, lanes: int) -> State:
         state: State = {}
-        if self.hands_tokens_on:
+        if self.passes_tokens:
             state["states"] = self.initial_memory(lanes).detach().clone()
         for i, layer in enumerate(self.layers):
             state |= prefix_layer_state(i, layer.initial_state(lanes))
         return state
 
     def initial_memory(self, lanes: int) -> Tensor:
-        """The learned memory tokens on each lane: [B, S, D]."""
+        """The learned memory tokens of each lane: [B, S, D]."""
         return self.initial_SD.expand(lanes, -1, -1)
 
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Reads block by block, since a block's tokens attend to what the one before it has written."""
+        """Reads block by block, because a block's tokens read what the block before has written."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
         run = self.recomputed("block", self.read_block)
         outputs = []
@@ -216,25 +218,26 @@ class MemoryTokensModel(RecurrentModel):
         return logits, {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
 
     def read_block(self, x_BWD: Tensor, state: State, fresh_B: Tensor) -> tuple[Tensor, State]:
-        """One block through all layers: its tokens' outputs, and the State after it."""
+        """One block through all layers. Returns its tokens' outputs [B, W, D], and the next State."""
         R = self.config.read_tokens
         memory_BSD = self.initial_memory(len(x_BWD)).to(x_BWD.dtype)
-        if self.hands_tokens_on:
+        if self.passes_tokens:
             memory_BSD = reset(state["states"].to(x_BWD.dtype), memory_BSD, fresh_B)
         x_BND = torch.cat([memory_BSD[:, :R], x_BWD, memory_BSD], 1)
         unseen_NN = self.unseen(x_BWD.device)
         after: State = {}
         for i, layer in enumerate(self.layers):
             note(i, x_BND[:, R : R + self.block])
-            own = {name: reset(tensor, tensor.new_zeros(()), fresh_B) for name, tensor in layer_state(i, state).items()}
-            x_BND, changed = self.recomputed("layer", layer)(x_BND, unseen_NN, own)
+            before = layer_state(i, state)
+            before = {name: reset(tensor, tensor.new_zeros(()), fresh_B) for name, tensor in before.items()}
+            x_BND, changed = self.recomputed("layer", layer)(x_BND, unseen_NN, before)
             after |= prefix_layer_state(i, changed)
-        if self.hands_tokens_on:
+        if self.passes_tokens:
             after["states"] = self.carried(memory_BSD, self.final_norm(x_BND[:, R + self.block :]))
         return x_BND[:, R : R + self.block], after
 
     def unseen(self, device: torch.device) -> Tensor:
-        """Which tokens of a block and its memory a token does not see: those after it but for its own copy of the memory."""
+        """Which keys a token does not see, bool [N, N]: all later ones, except those of its own copy of the memory."""
         R = self.config.read_tokens
         W = self.block
         index_N = torch.arange(R + W + self.config.memory_tokens, device=device)
@@ -247,11 +250,12 @@ class MemoryTokensModel(RecurrentModel):
         return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
-        """The memory tokens, and all of the associations."""
-        found = [self.initial_SD]
+        """The memory tokens, and the parameters of the associations."""
+        parameters = [self.initial_SD]
         for layer in self.layers:
-            found += [] if layer.association is None else layer.association.parameters()
-        return found
+            if layer.association is not None:
+                parameters += layer.association.parameters()
+        return parameters
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return MemoryTokensIncrementalDecoder(self)
@@ -259,13 +263,13 @@ class MemoryTokensModel(RecurrentModel):
     def probes(self) -> list[Probe]:
         """How much a block changes the memory."""
         associations = [layer.association for layer in self.layers if layer.association is not None]
-        places = [self.carried] if self.hands_tokens_on else [association.carried for association in associations]
-        return [Probe("state_change", place, relative_change) for place in places]
+        carried = [self.carried] if self.passes_tokens else [association.carried for association in associations]
+        return [Probe("state_change", module, relative_change) for module in carried]
 
 
 class MemoryTokensIncrementalDecoder(IncrementalDecoder):
     """Each layer keeps ``keys`` and ``values`` [B, H, W, E] of the block's tokens, and in `rmt` ``memory_keys`` and
-    ``memory_values`` [B, H, S, E] of the memory that they read. Memory tokens are written at the block's end.
+    ``memory_values`` [B, H, S, E] of the memory that they read. Memory tokens write at the block's end.
     """
 
     model: MemoryTokensModel
@@ -296,7 +300,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         after: State = {}
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
-            x_BnD = layer.enter(x_BnD, layer_state(i, state))
+            x_BnD = layer.add_memory(x_BnD, layer_state(i, state))
             tokens = layer.tokens.project(x_BnD)
             keys, values, changed = append(places, tokens, layer_state(i, block))
             memory = [(changed["memory_keys"], changed["memory_values"])] if R else []
@@ -309,15 +313,16 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
     def close(self, state: State, block: State) -> State:
         model = self.model
         lanes = len(block["layers.0.keys"])
-        x_BSD = state["states"] if model.hands_tokens_on else model.initial_memory(lanes)
+        x_BSD = state["states"] if model.passes_tokens else model.initial_memory(lanes)
         after: State = {}
         for i, layer in enumerate(model.layers):
             kept = layer_state(i, block)
-            before = [(kept[f"{kind}keys"], kept[f"{kind}values"]) for kind in ("memory_", "") if f"{kind}keys" in kept]
+            before = [(kept["keys"], kept["values"])]
+            if model.passes_tokens:
+                before.insert(0, (kept["memory_keys"], kept["memory_values"]))
             own = layer_state(i, state)
             x_BSD, _ = layer.memory_step(x_BSD, before, own)
-            changed = layer.leave(x_BSD, own)
-            after |= prefix_layer_state(i, changed)
-        if model.hands_tokens_on:
+            after |= prefix_layer_state(i, layer.write_memory(x_BSD, own))
+        if model.passes_tokens:
             after["states"] = model.final_norm(x_BSD)
         return {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
