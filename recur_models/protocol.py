@@ -35,8 +35,8 @@ State = dict[str, Tensor]
 """The tensors that a model carries from one segment to the next; their first dimension is the lane."""
 
 RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
-"""The kinds of State that reach back beyond the window: a recurrent cell's vectors and a kNN memory, as against the previous
-block's keys and values. These are what the study of section 4.6 clears."""
+"""The kinds of State that reach back beyond the window: recurrent vectors and a kNN memory, but not the previous block's keys and
+values. The study of section 4.6 clears these."""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
@@ -48,15 +48,15 @@ class ModelConfig(ABC):
 
     name: ClassVar[str]
     recomputes: ClassVar[tuple[Recompute, ...]] = ("nothing", "layer", "block")
-    """Kinds of activation checkpointing that are worth anything for this model."""
+    """Kinds of activation checkpointing that save memory in this model."""
     reading_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that say how a text is read and shape no weight: trained weights can be scored with other values of them."""
+    """Fields that determine how a text is read, but no weight's shape: trained weights can be scored with other values."""
     trained_reading_fields: ClassVar[tuple[str, ...]] = ()
-    """Those of them that the weights are trained for: another value is scored only where that is asked for in words."""
+    """Those of `reading_fields` that the weights are trained for: another value is scored only on explicit request."""
     training_fields: ClassVar[tuple[str, ...]] = ("dropout", "dropout_places")
-    """Fields that training alone reads: a run that begins with trained weights may set other values of them."""
+    """Fields that only training reads: a run that begins with trained weights may change them."""
     path_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields that name a file of this machine: empty in what is given away."""
+    """Fields that name a local file: they are left empty in exports."""
 
     @property
     @abstractmethod
@@ -69,14 +69,14 @@ class ModelConfig(ABC):
         return 1
 
     def check_new(self) -> None:  # noqa: B027
-        """Raises ValueError where no new run should begin with this config; a run that has begun is resumed without it."""
+        """Raises ValueError if no new run should begin with this config. A resumed run is not checked."""
 
     @abstractmethod
     def build(self, vocab_size: int) -> RecurrentModel:
-        """A freshly initialised model; draws from torch's global generator. Under the device ``meta`` it has shapes alone."""
+        """A newly initialised model, drawn from torch's global generator. On the device ``meta`` it has only shapes."""
 
     def restore(self, vocab_size: int, weights: Mapping[str, Tensor]) -> RecurrentModel:
-        """The model with these weights, on the CPU: none are initialised, and no file is read that `build` begins with."""
+        """The model with these weights, on the CPU. It initialises no weights, and reads no pretrained ones."""
         with torch.device("meta"):
             model = self.build(vocab_size)
         model = model.to_empty(device="cpu")
@@ -84,12 +84,12 @@ class ModelConfig(ABC):
         return model
 
     def freeze(self, model: nn.Module) -> None:
-        """Say which of the model's parameters are trained; by default all."""
+        """Set which of the model's parameters require gradients; by default all."""
         model.requires_grad_()
 
     @abstractmethod
     def costs(self, vocab_size: int) -> Costs:
-        """Parameters, and FLOPs of one block of one lane, counted from the sizes alone: nothing is built or run (costs.py)."""
+        """Parameters, and FLOPs of one block of one lane, counted from the sizes without building the model (costs.py)."""
 
     def state_bytes(self, vocab_size: int) -> int:
         """Bytes of one lane's State between two segments."""
@@ -103,20 +103,19 @@ class ModelConfig(ABC):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The config that `to_json` wrote. Raises ValueError where a field is unknown to this version."""
-        given = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key != "name"
-        }
+        """The config that `to_json` wrote. Raises ValueError if this version lacks a field."""
         known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(given.keys() - known)
+        unknown = sorted(values.keys() - known - {"name"})
         if unknown:
             raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
-        return cls(**given)
+        given = {name: values[name] for name in values if name != "name"}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
-    """Raises UserError, naming the field, unless all values of a config are of their field's kind, its integers at least 1, those
-    ``from_0`` at least 0, its other numbers finite, and its ``dropout`` is below 1.
+    """Raises UserError, which names the field, unless each value has its field's type and range.
+
+    Integers are at least 1, those of ``from_0`` at least 0; other numbers are finite; ``dropout`` is at least 0 and below 1.
     """
     integers = [field.name for field in dataclasses.fields(config) if kinds(type(config))[field.name] is int]
     check_fields("model", config, **{name: 0 if name in from_0 else 1 for name in integers})
@@ -138,12 +137,12 @@ class RecurrentModel(nn.Module, ABC):
     layers: nn.ModuleList
     """Modules that are compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
-    """Set it before a forward pass. It changes memory and time, and no result but for dropout that is drawn block by block."""
+    """Set it before a forward pass. It changes memory and time; results only where dropout is drawn block by block."""
     one_graph: bool = False
-    """Whether a forward pass asks no tensor for a value, so that a compiler makes one graph of it; a layer may have the same."""
+    """Whether a forward pass reads no tensor's value on the host, so that it compiles to one graph. Layers may set it too."""
 
     def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which makes one layer or one block, as the backward pass is to see it: kept, or made again."""
+        """``function``, which computes one ``unit``, with activation checkpointing if that is what `recompute` says."""
         if self.recompute != unit or not torch.is_grad_enabled():
             return function
         return partial(checkpoint, function, use_reentrant=False)
@@ -176,15 +175,15 @@ class RecurrentModel(nn.Module, ABC):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """`forward`, once nothing is left to default and all has been checked."""
+        """`forward` with checked arguments and without defaults."""
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
-        """Those of its recurrence's own modules; none of a model that does not tell them apart."""
+        """Parameters of the recurrence's own modules; empty for a model that has no such modules."""
         return []
 
     @abstractmethod
     def incremental_decoder(self) -> IncrementalDecoder:
-        """A decoder that reads parts of blocks. `decoding.RecomputeDecoder` serves every model, at W times the work of its own."""
+        """A decoder that reads parts of blocks. `decoding.RecomputeDecoder` works for every model, at W times the cost."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:
@@ -192,7 +191,7 @@ class RecurrentModel(nn.Module, ABC):
 
 
 class IncrementalDecoder(ABC):
-    """Reads parts of blocks for one kind of model. Like a State, the block that it keeps is a mapping of tensors, lane first."""
+    """Reads parts of blocks. Like a State, the block that it keeps maps names to tensors whose first dimension is the lane."""
 
     def __init__(self, model: RecurrentModel):
         self.model = model
@@ -211,14 +210,14 @@ class IncrementalDecoder(ABC):
 
 
 class Places:
-    """Where some tokens stand in their lanes' blocks, and how to put something of theirs there.
+    """Where new tokens stand in their lanes' blocks. Writes tensors of the tokens there.
 
     Attributes:
-        of_tokens_Bn: int64. The place of each token in its block; those past a lane's own count only fill its row up.
+        of_tokens_Bn: int64. The place of each token in its block; those beyond a lane's count are padding.
     """
 
     def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
-        """``filled_B``, ``counts_B``: int64, on the CPU: tokens that the blocks have already, and how many are added now."""
+        """``filled_B``: int64, on the CPU: tokens that each block already has. ``counts_B``: the same of tokens that are added."""
         step_n = torch.arange(int(counts_B.max()))
         places_Bn = filled_B[:, None] + step_n
         valid_Bn = step_n < counts_B[:, None]
@@ -231,12 +230,13 @@ class Places:
 
     @cached_property
     def valid_Bn(self) -> Tensor:
-        """bool. Whether a token is one of its lane's own."""
+        """bool. Whether a token is not padding."""
         return self._valid_Bn.to(self._row.device)
 
     def write(self, into_BW: Tensor, values_Bn: Tensor) -> Tensor:
-        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places: written in place, because a step must not
-        copy the block, except where a gradient is recorded.
+        """``into_BW`` [B, W, …] with the tokens' values [B, n, …] at their places.
+
+        It is overwritten, so that a step does not copy the block; with gradients enabled, a new tensor is returned.
         """
         put = torch.Tensor.index_put if torch.is_grad_enabled() else torch.Tensor.index_put_
         return put(into_BW, (self._row, self._place), values_Bn[self._row, self._step].to(into_BW.dtype))
@@ -244,27 +244,28 @@ class Places:
 
 @dataclass(frozen=True)
 class Probe:
-    """A metric that is taken at each pass of a module. Metrics of one name are averaged over all their modules."""
+    """A metric that is computed at each pass of a module. Metrics of the same name are averaged over their modules."""
 
     name: str
     """One of those in health.py, or the model's own."""
     module: nn.Module
     metric: Callable[[Tensor, Tensor], Tensor]
-    """A number, of what ``module`` was given first and what ``until`` made."""
+    """Computes a scalar from the first argument of ``module`` and the output of ``until``."""
     until: nn.Module | None = None
     """A module that runs after ``module``; by default the same one."""
 
 
 def relative_change(before: Tensor, after: Tensor) -> Tensor:
-    """How much a State has changed, relative to its size before; 1 where it was zero."""
-    was = before.float().square().mean()
-    moved = (after - before).float().square().mean()
-    return torch.where(was > 0, (moved / was.clamp(min=1e-30)).sqrt(), 1.0)
+    """rms of the change of a state over its rms before; 1 if it was zero."""
+    energy = before.float().square().mean()
+    change = (after - before).float().square().mean()
+    return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)
 
 
 def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
-    """One entry of the State with ``initial_B`` (broadcast to it) on the lanes where a document begins (``fresh_B``, bool)."""
-    return torch.where(fresh_B.view(-1, *[1] * (tensor_B.dim() - 1)), initial_B, tensor_B)
+    """``tensor_B``, one entry of the State, with ``initial_B`` on the lanes where a document begins (``fresh_B``, bool)."""
+    per_lane = (-1, *[1] * (tensor_B.dim() - 1))
+    return torch.where(fresh_B.view(per_lane), initial_B, tensor_B)
 
 
 def detach(state: State) -> State:
@@ -278,15 +279,19 @@ def select_lanes(lanes: slice, state: State) -> State:
 
 
 def concat_lanes(states: Sequence[State]) -> State:
-    """One State of the lanes of several, in their order."""
-    return states[0] if len(states) == 1 else {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    """One State with the lanes of all ``states``, in order."""
+    if len(states) == 1:
+        return states[0]
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}
 
 
 def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None, lanes_B: Tensor | None = None) -> State:
-    """``state`` with the entries of these kinds (all when None) put back to ``initial`` on these lanes (bool; all when None)."""
-    chosen = [name for name in state if kinds is None or kind_of(name) in kinds]
-    new = {name: initial[name] if lanes_B is None else reset(state[name], initial[name], lanes_B) for name in chosen}
-    return {**state, **new}
+    """``state`` with the entries of ``kinds`` set back to ``initial`` on the lanes of ``lanes_B`` (bool). None means all."""
+    cleared = dict(state)
+    for name in state:
+        if kinds is None or kind_of(name) in kinds:
+            cleared[name] = initial[name] if lanes_B is None else reset(state[name], initial[name], lanes_B)
+    return cleared
 
 
 def kind_of(name: str) -> str:
@@ -295,22 +300,22 @@ def kind_of(name: str) -> str:
 
 
 def layer_state(index: int, state: State) -> State:
-    """A layer's own part of a State, counted from 0, under its own names: ``states`` for ``layers.9.states``."""
+    """The State of one layer, counted from 0, without the prefix: ``states`` for ``layers.9.states``."""
     prefix = f"layers.{index}."
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 def prefix_layer_state(index: int, state: State) -> State:
-    """A layer's own State under the names that it has in the stack's: ``layers.9.states`` for ``states``."""
+    """The State of one layer with the prefix that it has in the model's: ``layers.9.states`` for ``states``."""
     return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
 
 
 def begin_segment(
     model: RecurrentModel, tokens_BT: Tensor, state: State | None, fresh_BK: Tensor | None
 ) -> tuple[State, Tensor]:
-    """State and fresh as `forward` reads with them: what was not given is at its default.
+    """``state`` and ``fresh_BK`` for `read_segment`: checked, and with `forward`'s defaults where they are None.
 
-    Raises ValueError, naming sizes and remedy, unless they and the tokens fit the model and one another.
+    Raises ValueError, with the sizes and a remedy, unless they and the tokens fit the model and one another.
     """
     lanes, length = tokens_BT.shape
     blocks, rest = divmod(length, model.block)
