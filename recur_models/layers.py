@@ -41,9 +41,9 @@ class StackConfig(ModelConfig):
     dropout: float = 0.05
     """Share of activations dropped in the token direction; none on the recurrent side."""
     dropout_places: Literal["meliad", "usual"] = "meliad"
-    """meliad: where the authors' code drops, since the paper gives a rate and no places: the normed input of attention, the weights
-    of the window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden
-    layer and output."""
+    """meliad: as in the authors' code, since the paper gives only a rate: the normed input of attention, the weights of the
+    window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden layer and
+    output."""
 
     def __post_init__(self) -> None:
         check_sizes(self)
@@ -68,7 +68,7 @@ class StackConfig(ModelConfig):
 
 
 class Dropouts(NamedTuple):
-    """The rate at each place; which of them are on, `dropout_places` says."""
+    """The dropout rate at each place."""
 
     embedding: float = 0.0
     normed: float = 0.0
@@ -85,26 +85,26 @@ class Dropouts(NamedTuple):
 
 
 def dropouts(config: StackConfig) -> Dropouts:
-    """Where the token direction drops, and how much."""
+    """The rates of the token direction: `dropout` at the places that `dropout_places` names, else 0."""
     p = config.dropout
     if config.dropout_places == "usual":
         return Dropouts(embedding=p, attention=p, hidden=p, mlp=p)
     return Dropouts(normed=p, weights=p, mlp=p, final=p)
 
 
-def kept(like: Tensor, rate: float) -> Tensor | None:
-    """A mask of the shape of ``like``: 0 with probability ``rate``, else 1 / (1 − rate); None where nothing is dropped."""
+def dropout_mask(like: Tensor, rate: float) -> Tensor | None:
+    """Factors of the shape of ``like``: 0 with probability ``rate``, else 1 / (1 − rate). None if ``rate`` is 0."""
     return F.dropout(torch.ones_like(like), rate) if rate > 0 else None
 
 
 def truncated_normal_(tensor: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
-    """Variance scaling: a normal cut at ±2σ whose standard deviation after the cut is √(scale / fan_in)."""
-    std = math.sqrt(scale / fan_in) / 0.87962566103423978  # the cut normal's own standard deviation
+    """Variance scaling: a normal truncated at ±2σ, whose standard deviation after truncation is √(scale / fan_in)."""
+    std = math.sqrt(scale / fan_in) / 0.87962566103423978  # standard deviation of N(0, 1) truncated at ±2
     return nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
 
 
 def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | None = None) -> nn.Linear:
-    """A projection with truncated-normal weights; with a bias N(0, ``bias_std``) when that is given, else without."""
+    """A projection with truncated-normal weights. It has a bias, drawn from N(0, bias_std²), only if ``bias_std`` is given."""
     layer = nn.Linear(fan_in, fan_out, bias=bias_std is not None)
     truncated_normal_(layer.weight.data, fan_in, scale)
     if bias_std is not None:
@@ -113,14 +113,14 @@ def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | N
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether a projection is the layer that the model was built with. A wrapped one, for example by a LoRA adapter, or a quantised
-    one must be called: its weight alone is not what it computes.
+    """Whether a projection is a bare nn.Linear. One that is quantised, or wrapped by a LoRA adapter, must be called: its weight
+    alone does not give its output.
     """
     return type(layer) is nn.Linear
 
 
 def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
-    """``layer(x)[..., part]``, for a projection without bias. A plain layer computes that part alone."""
+    """``layer(x)[..., part]``, for a projection without bias. A plain layer computes only that part."""
     if is_plain(layer):
         return F.linear(x, layer.weight[part])  # pyrefly: ignore
     return layer(x[None])[0, ..., part]  # a quantised layer reads no single vector
@@ -144,14 +144,14 @@ class RMSNorm(nn.Module):
 
 
 def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
-    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as the authors' code has it).
+    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as in the authors' code).
 
-    ``scale_H``: for queries, |scale| of their head multiplies that: the learned temperature of normalised attention.
+    ``scale_H``: multiplies each head by |scale|, for queries: the learned temperature of normalised attention.
     """
-    factor_Hn1 = torch.rsqrt(
-        x_HnE.to(torch.promote_types(x_HnE.dtype, torch.float32)).square().sum(-1, keepdim=True) + 1e-6
-    )
-    factor_Hn1 = factor_Hn1 if scale_H is None else factor_Hn1 * scale_H.abs()[:, None, None]
+    wide_HnE = x_HnE.to(torch.promote_types(x_HnE.dtype, torch.float32))
+    factor_Hn1 = torch.rsqrt(wide_HnE.square().sum(-1, keepdim=True) + 1e-6)
+    if scale_H is not None:
+        factor_Hn1 = factor_Hn1 * scale_H.abs()[:, None, None]
     return x_HnE * factor_Hn1.to(x_HnE.dtype)
 
 
@@ -169,11 +169,8 @@ class PositionBias(nn.Module):
     def bucket(cls, distance: Tensor) -> Tensor:
         """Bucket of a distance ≥ 0 (int64): exact below 16, logarithmic above."""
         exact = cls.BUCKETS // 2
-        far = (
-            torch.log(distance.clamp(min=1).float() / exact)
-            / math.log(cls.MAX_DISTANCE / exact)
-            * (cls.BUCKETS - exact)
-        )
+        far = torch.log(distance.clamp(min=1).float() / exact) / math.log(cls.MAX_DISTANCE / exact)
+        far = far * (cls.BUCKETS - exact)
         return torch.where(distance < exact, distance, (exact + far.long()).clamp(max=cls.BUCKETS - 1))
 
     def forward(self, distance_WZ: Tensor) -> Tensor:
@@ -186,9 +183,9 @@ class PositionBias(nn.Module):
         return self.table_HN[:, self.bucket(distance_WZ.clamp(min=0))]
 
     def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
-        """The same bias; its backward pass sums along each diagonal first, instead of adding W · Z gradients to 32 numbers.
+        """The same bias. Its backward pass first sums along each diagonal, instead of adding W · Z gradients to 32 numbers.
 
-        A GPU adds those one after the other, which took half of a training step (results/speed).
+        A GPU adds those one by one, which took half of a training step (results/speed).
         """
         rows = distance_WZ.shape[0]
         distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])
@@ -210,9 +207,9 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None = None) -> Tensor:
-    """Attention without bias, over any leading dimensions: […, H, n, E]; queries are scaled already.
+    """Attention without bias, over any leading dimensions: […, H, n, E]. The queries must be scaled.
 
-    ``absent_B``: lanes on which the first half of the keys (the previous block's) is masked.
+    ``absent_B``: bool, True on lanes whose first half of the keys (the previous block's) is masked.
     """
     mask = None
     if absent_B is not None:
@@ -261,21 +258,20 @@ class Projector(nn.Module):
         """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
         x = self.norm(x)
         x = self.dropout(x if ids is None else x + ids)
-        k, v, q, *q2 = (
-            split_heads(part, self.heads) for part in self.kvq(x).chunk(3 if self.cross_scale_H is None else 4, -1)
-        )
-        q_cross = None if self.cross_scale_H is None else unit_norm(q2[0], self.cross_scale_H)
-        return Projections(unit_norm(k), v, unit_norm(q, self.scale_H), q_cross)
+        parts = 3 if self.cross_scale_H is None else 4
+        k, v, q_self, *q_cross = (split_heads(part, self.heads) for part in self.kvq(x).chunk(parts, -1))
+        cross = None if self.cross_scale_H is None else unit_norm(q_cross[0], self.cross_scale_H)
+        return Projections(unit_norm(k), v, unit_norm(q_self, self.scale_H), cross)
 
 
 def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
-    """A `Projector` over so many vectors."""
+    """Costs of a `Projector` over ``rows`` vectors."""
     parts = 4 if cross else 3
     return product(rows, config.d_model, parts * config.width) + scales(config.d_model, (parts - 2) * config.heads)
 
 
 def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
-    """A layer's vertical direction over one block, reading ``states`` state vectors too unless that is 0."""
+    """Costs of a layer's vertical direction over one block; with ``states``, its tokens also read that many state vectors."""
     d = config.d_model
     W = config.window
     return (

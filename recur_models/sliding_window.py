@@ -29,8 +29,8 @@ from recur_models.layers import (
     RMSNorm,
     StackConfig,
     attend,
+    dropout_mask,
     dropouts,
-    kept,
     linear,
     merge_heads,
     token_costs,
@@ -176,7 +176,7 @@ class TokenLayer(nn.Module):
         """Bias and dropout of the window's attention, the same for every block."""
         bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
         heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
-        return Window(bias_HWZ, kept(heads_HWZ, self.rates.weights) if self.training else None)
+        return Window(bias_HWZ, dropout_mask(heads_HWZ, self.rates.weights) if self.training else None)
 
     def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
         heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)

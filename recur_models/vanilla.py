@@ -23,8 +23,8 @@ from recur_models.layers import (
     Projector,
     RMSNorm,
     StackConfig,
+    dropout_mask,
     dropouts,
-    kept,
     linear,
     merge_heads,
     token_costs,
@@ -82,7 +82,7 @@ class VanillaLayer(nn.Module):
         bias_HWW = bias_HWW.masked_fill(distance_WW < 0 if unseen_WW is None else unseen_WW, MASKED)
         logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
         weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
-        if self.training and (kept_HWW := kept(bias_HWW, self.rates.weights)) is not None:
+        if self.training and (kept_HWW := dropout_mask(bias_HWW, self.rates.weights)) is not None:
             weights = weights * kept_HWW.to(weights.dtype)
         return self.combine(x_BKWD, weights @ tokens.v)
 
