@@ -1,14 +1,14 @@
-"""Read text a few tokens at a time, from any place in a block: what generation needs of every model.
+"""Reads text a few tokens at a time, from any place in a block, as generation needs it.
 
-A model reads whole blocks. Between two tokens a lane stands somewhere inside one, so a `DecodingState` holds the State as of the
-lane's last block boundary and what its current block has so far. Lanes need not stand at the same place of their blocks.
+A model reads whole blocks, but generation stops at any token. A `DecodingState` therefore holds the State of each lane's last block
+boundary, and its current block so far. Lanes may stand at different places of their blocks.
 
     decoder = model.incremental_decoder()
     logits_B1V, reading = read(decoder, begin(decoder, lanes=1), prompt_BT, keep=1)
     logits_B1V, reading = read(decoder, reading, next_B1)
 
-A reading never grows: a step costs the same after 100 tokens as after 100,000, and a prompt of any length is read a few blocks
-at a time. The logits equal those of the model's own pass over whole blocks.
+A DecodingState never grows: a step costs the same after 100 tokens as after 100,000. A long prompt is read a few blocks at a time.
+The logits equal those of the model's own pass over whole blocks.
 
 Letters: B lanes · T tokens given · n tokens of one block · W block · V vocabulary.
 """
@@ -23,11 +23,11 @@ from torch import Tensor
 from recur_models.protocol import IncrementalDecoder, Places, RecurrentModel, State
 
 TOKENS_AT_ONCE = 2048
-"""Tokens of a long prompt that are read in one pass, over all lanes: bounds the memory that reading a prompt takes."""
+"""Tokens of a long prompt, over all lanes, that one pass reads: a limit on its memory."""
 
 
 class RecomputeDecoder(IncrementalDecoder):
-    """Keeps the tokens of the block and runs the model over it at each step: right for every model, at W times the work."""
+    """Keeps the block's tokens and runs the model over all of them at each step. It works for every model, at W times the cost."""
 
     def open(self, state: State, lanes: int) -> State:
         device = next(self.model.parameters()).device
@@ -44,24 +44,24 @@ class RecomputeDecoder(IncrementalDecoder):
 
 
 def unmarked(model: RecurrentModel, tokens_BT: Tensor) -> Tensor:
-    """``fresh`` of a segment in which no document begins."""
+    """``fresh`` for a segment in which no document begins: bool [B, K], all False."""
     blocks = tokens_BT.shape[1] // model.block
     return torch.zeros(len(tokens_BT), blocks, dtype=torch.bool, device=tokens_BT.device)
 
 
 @dataclass(frozen=True)
 class DecodingState:
-    """Where each lane stands in what it reads."""
+    """How far each lane has read."""
 
     state: State
-    """As of each lane's last block boundary."""
+    """The State at each lane's last block boundary."""
     block: State
-    """The tensors of each lane's current block so far, as the `IncrementalDecoder` keeps them."""
+    """Each lane's current block so far, as the `IncrementalDecoder` keeps it."""
     filled_B: Tensor
-    """int64, on the CPU: tokens of the current block that are read, 0 … W − 1."""
+    """int64, on the CPU: how many tokens of the current block are read, from 0 to W − 1."""
 
     def select(self, lanes: Tensor) -> DecodingState:
-        """Copies of these lanes (int64), in this order; a lane may appear several times."""
+        """Copies of these lanes (int64), in this order; lanes may repeat."""
         return DecodingState(
             {name: tensor[lanes.to(tensor.device)] for name, tensor in self.state.items()},
             {name: tensor[lanes.to(tensor.device)] for name, tensor in self.block.items()},
@@ -69,7 +69,7 @@ class DecodingState:
         )
 
     def replace(self, lanes: Tensor, by: DecodingState) -> DecodingState:
-        """The same, but these lanes (int64, different ones) as in ``by``."""
+        """A copy in which these lanes (int64, each once) are those of ``by``, in order."""
         if len(lanes) == len(self.filled_B):
             return by
         state = {name: _put(tensor, lanes, by.state[name]) for name, tensor in self.state.items()}
@@ -82,7 +82,7 @@ def _put(tensor: Tensor, lanes: Tensor, by: Tensor) -> Tensor:
 
 
 def begin(decoder: IncrementalDecoder, lanes: int, state: State | None = None) -> DecodingState:
-    """Lanes before their document's first token, or at a block's start with the ``state`` of what is before it."""
+    """A DecodingState at a document's first token, or at a block boundary with this ``state``."""
     state = decoder.model.initial_state(lanes) if state is None else state
     return DecodingState(state, decoder.open(state, lanes), torch.zeros(lanes, dtype=torch.int64))
 
@@ -90,16 +90,19 @@ def begin(decoder: IncrementalDecoder, lanes: int, state: State | None = None) -
 def read(
     decoder: IncrementalDecoder, reading: DecodingState, tokens_BT: Tensor, mask_BT: Tensor | None = None, keep: int = 0
 ) -> tuple[Tensor, DecodingState]:
-    """Read more tokens. The given state is consumed: continue with the returned one.
+    """Read more tokens. ``reading`` may be overwritten: continue with the returned one.
 
     Args:
         tokens_BT: int64.
-        mask_BT: 0 (or False) at padding: on whichever side it is, it is as if it were not there.
-        keep: how many of the last columns' logits are wanted; 0, or more than there are, means all.
+        mask_BT: 0 (or False) at padding, which may stand on either side and is skipped.
+        keep: return the logits of this many last columns; 0, or more than there are, means all.
 
     Returns:
-        Logits [B, keep, V], in a padded column those of the latest token before it (zeros where there is none); and the
-        reading after these tokens.
+        Logits [B, keep, V], and the DecodingState after these tokens. A padded column has the logits of the last token before it,
+        or zeros if there is none.
+
+    Raises:
+        ValueError: every token is masked.
     """
     tokens_BT, source_BT = compact(tokens_BT, mask_BT)
     length_B = (source_BT[:, -1] + 1).cpu()
@@ -113,9 +116,10 @@ def read(
         part = reading if len(lanes) == len(length_B) else reading.select(lanes)
         logits_BnV, part = _read_part(decoder, part, part_Bn, count_B)
         reading = reading.replace(lanes, part)
-        # A lane's last `keep` tokens have a slot each.
+        # Each of a lane's last `keep` tokens has a slot.
         slot_Bn = index_Bn - (length_B - keep)[lanes, None]
-        row, step = ((slot_Bn >= 0) & (index_Bn < (done_B[lanes] + count_B)[:, None])).nonzero(as_tuple=True)
+        is_read_Bn = index_Bn < (done_B[lanes] + count_B)[:, None]
+        row, step = ((slot_Bn >= 0) & is_read_Bn).nonzero(as_tuple=True)
         if slots is None:
             slots = logits_BnV.new_zeros(len(length_B), keep, logits_BnV.shape[-1])
         slots[lanes[row], slot_Bn[row, step]] = logits_BnV[row, step]
@@ -129,8 +133,9 @@ def read(
 
 
 def compact(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each lane's own tokens moved to the front, zeros after them; and for each column the index there of the latest token
-    that the lane has in it (int64 [B, T], −1 before the first).
+    """Move each lane's tokens to the front, with zeros behind them: int64 [B, T].
+
+    Also returns, for each original column, the new index of the last token up to it: int64 [B, T], −1 before the first.
     """
     if mask_BT is None:
         return tokens_BT, torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
@@ -143,14 +148,14 @@ def compact(tokens_BT: Tensor, mask_BT: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def spread(logits_BnV: Tensor, source_BT: Tensor, first_B: Tensor | int = 0) -> Tensor:
-    """The columns' logits [B, T, V] from those of moved tokens (`compact`), of which ``logits_BnV`` begins at ``first_B``."""
+    """Undo `compact` for logits: those of the original columns [B, T, V]. ``first_B``: index of the first of ``logits_BnV``."""
     slot_BT = source_BT - (first_B if isinstance(first_B, int) else first_B[:, None])
     logits_BTV = torch.take_along_dim(logits_BnV, slot_BT.clamp(min=0)[..., None], dim=1)
     return logits_BTV.masked_fill((source_BT < 0)[..., None], 0.0)
 
 
 def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Which lanes read now, and how many tokens each: whole blocks where lanes can, else up to the end of their block."""
+    """Which lanes read next, and how many tokens each: first whole blocks, then the rest up to a block's end."""
     lanes = ((filled_B == 0) & (left_B >= block)).nonzero()[:, 0]
     if len(lanes):
         blocks = min(int(left_B[lanes].min()) // block, max(1, TOKENS_AT_ONCE // (block * len(lanes))))
@@ -162,7 +167,7 @@ def _next_part(filled_B: Tensor, left_B: Tensor, block: int) -> tuple[Tensor, Te
 def _read_part(
     decoder: IncrementalDecoder, reading: DecodingState, tokens_Bn: Tensor, count_B: Tensor
 ) -> tuple[Tensor, DecodingState]:
-    """One pass: whole blocks of lanes that stand at a boundary, or tokens of each lane's current block."""
+    """One pass over whole blocks of lanes at a block boundary, or over tokens of each lane's current block."""
     model = decoder.model
     lanes = len(tokens_Bn)
     if int(count_B[0]) >= model.block:

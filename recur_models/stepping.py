@@ -1,7 +1,7 @@
-"""The common part of the models' incremental decoders: each layer's keys and values are kept, and a token is one query.
+"""What incremental decoders share: attention of new tokens to the keys and values that each layer keeps.
 
-A layer keeps ``keys`` and ``values`` [B, H, W, E] of the current block, of which the first tokens are there. No weight of attention
-is dropped: training reads whole blocks.
+A layer keeps ``keys`` and ``values`` [B, H, W, E] of the current block; only those of the tokens so far are filled. There is no
+dropout, because training reads whole blocks.
 
 Letters: see layers.py; n tokens of one block.
 """
@@ -18,7 +18,10 @@ from recur_models.protocol import Places, State
 
 
 def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor, unseen_BnZ: Tensor) -> Tensor:
-    """bias · |scale| (0 without a bias), MASKED where a token does not see the key: [B, H or 1, n, Z]."""
+    """The bias of attention's logits [B, H or 1, n, Z]: position bias · |scale|, or 0 without one; MASKED at unseen keys.
+
+    ``bucket_BnZ``: int64, buckets of the distances. ``unseen_BnZ``: bool, True where a token does not see a key.
+    """
     if position_bias is None:
         bias_HBnZ = scale_H.new_zeros(1, *bucket_BnZ.shape)
     else:
@@ -29,26 +32,25 @@ def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor
 def attend_parts(
     q_BHnE: Tensor, parts: Sequence[tuple[Tensor, Tensor]], bias_BHnZ: Tensor, blind_BHn1: Tensor | None = None
 ) -> Tensor:
-    """softmax(q·k + bias)·v over keys and values in several parts, such as the previous block's and the current one's, without
-    joining (copying) them.
+    """softmax(q·k + bias)·v [B, H, n, E] over ``parts`` of keys and values, such as those of two blocks, without joining them.
 
-    ``blind_BHn1``: tokens that see nothing; the authors' phantom logit of −1000 takes all the weight.
+    ``blind_BHn1``: bool, True for tokens that see nothing: the authors' phantom logit of −1000 takes all their weight.
     """
-    products = [q_BHnE @ keys.to(q_BHnE.dtype).transpose(-1, -2) for keys, _ in parts]
-    weights_BHnZ = torch.softmax(torch.cat(products, dim=-1) + bias_BHnZ.to(q_BHnE.dtype), dim=-1)
+    logits = [q_BHnE @ keys.to(q_BHnE.dtype).transpose(-1, -2) for keys, _ in parts]
+    weights_BHnZ = torch.softmax(torch.cat(logits, dim=-1) + bias_BHnZ.to(q_BHnE.dtype), dim=-1)
     if blind_BHn1 is not None:
         weights_BHnZ = weights_BHnZ.masked_fill(blind_BHn1, 0.0)
-    shares = weights_BHnZ.to(q_BHnE.dtype).split([keys.shape[-2] for keys, _ in parts], dim=-1)
-    found = [share @ values.to(q_BHnE.dtype) for share, (_, values) in zip(shares, parts, strict=True)]
-    return sum(found[1:], start=found[0])
+    weights = weights_BHnZ.to(q_BHnE.dtype).split([keys.shape[-2] for keys, _ in parts], dim=-1)
+    sums = [weight @ values.to(q_BHnE.dtype) for weight, (_, values) in zip(weights, parts, strict=True)]
+    return sum(sums[1:], start=sums[0])
 
 
 def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:
-    """Keys or values of the current block with these tokens' own, as `Places.write` does it."""
+    """Write the keys or values of new tokens into those of the block (`Places.write`): [B, H, W, E]."""
     return places.write(kept_BHWE.transpose(1, 2), new_BHnE.transpose(1, 2)).transpose(1, 2)
 
 
 def append(places: Places, tokens: Projections, block: State) -> tuple[Tensor, Tensor, State]:
-    """A layer's keys and values of the block with these tokens' own [B, H, W, E], and the layer's block with them."""
+    """Add new tokens to a layer's block. Returns the keys and values of the block [B, H, W, E], and the layer's new block."""
     after = block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
     return after["keys"].to(tokens.k.dtype), after["values"].to(tokens.v.dtype), after
