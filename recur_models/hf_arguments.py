@@ -1,7 +1,8 @@
-"""Which arguments of transformers' models ours take: all others are refused by name, because ignoring one changes a result unseen.
+"""Which arguments of transformers' models ours take. All others are refused by name, since ignoring one could change a result.
 
     check_arguments(kwargs, READ)
-    loss_arguments(kwargs)                                     # those that belong to the loss
+    loss_arguments(kwargs)                                     # those of the loss
+    mask_BT = check_mask(attention_mask, input_ids)
     check_positions(position_ids, input_ids, attention_mask, seen=0)
 
 Letters: B lanes · T tokens given · V vocabulary.
@@ -32,7 +33,7 @@ PREDICT = (*READ, "labels", "logits_to_keep")
 LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
 """Arguments of transformers' loss, as Trainer passes them."""
 WITHOUT_EFFECT = ("cache_position",)
-"""The cache counts for itself."""
+"""Accepted and ignored: the cache counts positions itself."""
 PACKED = "one row holds one text: give each text a row, and an attention_mask"
 REFUSED = {
     "inputs_embeds": "these models read tokens: give input_ids",
@@ -42,26 +43,25 @@ REFUSED = {
     "is_causal": "these models only look back: leave it out",
     **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKED),
 }
-"""Arguments of transformers' own models, and why ours do not take them."""
+"""Arguments of transformers' own models that ours do not take, and why."""
 
 
 def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The loss's of the remaining arguments of `forward`, after `check_arguments`."""
+    """The arguments of the loss among the remaining ones of `forward`. Raises as `check_arguments`."""
     check_arguments(kwargs, (*PREDICT, *LOSS))
     return {name: kwargs[name] for name in LOSS if kwargs.get(name) is not None}
 
 
 def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Check the remaining arguments of a `forward` that takes those that are ``known``; None and False are as if an argument was
-    not there.
+    """Check the remaining arguments of a `forward` that takes the ``known`` ones. None and False count as not given.
 
     Raises:
-        ValueError: one is given that transformers' models have and these cannot have.
-        TypeError: one is given that nobody knows.
+        ValueError: an argument of transformers' models is given that these models do not take.
+        TypeError: an argument is unknown.
     """
     for name, value in kwargs.items():
-        asked = value is False if name == "is_causal" else value is not None and value is not False
-        if name in REFUSED and asked:
+        is_given = value is False if name == "is_causal" else value is not None and value is not False
+        if name in REFUSED and is_given:
             raise ValueError(f"{name} is given, but {REFUSED[name]}")
         if name in (*known, *WITHOUT_EFFECT, *REFUSED) or value is None:
             continue
@@ -69,7 +69,7 @@ def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:
-    """Raises ValueError where there are none, or they are not [B, T] with a token each."""
+    """``input_ids`` [B, T]. Raises ValueError if they are None, of another shape, or empty."""
     if input_ids is None:
         raise ValueError("give input_ids: these models read tokens, not embeddings")
     shape = tuple(input_ids.shape)
@@ -80,19 +80,35 @@ def check_input_ids(input_ids: Tensor | None) -> Tensor:
     return input_ids
 
 
+def check_mask(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+    """The mask's last T columns as bool [B, T]; None if nothing in them is masked. Raises ValueError if it has another shape.
+
+    Args:
+        mask: [B, T or more], 0 at padding.
+        input_ids: int64 [B, T].
+    """
+    if mask is None:
+        return None
+    lanes, length = input_ids.shape
+    if mask.dim() != 2 or len(mask) != lanes or mask.shape[1] < length:
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}: for these tokens it must be {(lanes, length)}")
+    mask_BT = mask[:, -length:].bool()
+    return None if mask_BT.all() else mask_BT
+
+
 def check_positions(position_ids: Tensor | None, input_ids: Tensor, mask: Tensor | None, seen: int) -> None:
-    """Positions are not read: a model counts from a text's first token. Raises ValueError where others are given.
+    """Raises ValueError if ``position_ids`` differ from those that a model counts itself, from a text's first token.
 
     Args:
         position_ids: int64 [B or 1, T].
         input_ids: int64 [B, T].
-        mask: [B, T or more], 0 where a lane has no token.
+        mask: [B, T or more], 0 at padding.
         seen: columns read before.
     """
     if position_ids is None:
         return
     lanes, length = input_ids.shape
-    if mask is None or mask.shape[1] < seen + length:  # the columns before are not masked
+    if mask is None or mask.shape[1] < seen + length:  # then no earlier column is masked
         mask = torch.ones(lanes, seen + length, dtype=torch.bool, device=position_ids.device)
     mask = mask.to(position_ids.device).bool()
     counted_BT = (mask.long().cumsum(1) - 1)[:, -length:]
@@ -104,8 +120,10 @@ def check_positions(position_ids: Tensor | None, input_ids: Tensor, mask: Tensor
 
 
 def kept_columns(logits_BTV: Tensor, kept: int | Tensor) -> Tensor:
-    """Logits of some columns, as transformers slices them: the last ones, 0 for all; or the columns [n] of all lanes, [B, n] of
-    each; or those that are True in a mask [B, T], which makes [n, V].
+    """Logits of some columns, as transformers slices them.
+
+    ``kept``: how many of the last columns, 0 for all; or int64 indices, [n] for all lanes or [B, n] for each; or a bool mask
+    [B, T], whose logits are [n, V].
     """
     if not isinstance(kept, Tensor):
         return logits_BTV[:, -kept:]

@@ -30,6 +30,7 @@ from recur_models.hf_arguments import (
     READ,
     check_arguments,
     check_input_ids,
+    check_mask,
     check_positions,
     kept_columns,
     loss_arguments,
@@ -226,15 +227,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}: leave it out, or give a RecurrentCache"
             )
-        mask_BT = None
-        if attention_mask is not None:
-            lanes, length = input_ids.shape
-            if attention_mask.dim() != 2 or len(attention_mask) != lanes or attention_mask.shape[1] < length:
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}: for these tokens it must be {(lanes, length)}"
-                )
-            mask_BT = attention_mask[:, -input_ids.shape[1] :].bool()
-            mask_BT = None if mask_BT.all() else mask_BT
+        mask_BT = check_mask(attention_mask, input_ids)
         seen = 0 if past_key_values is None else past_key_values.seen
         check_positions(position_ids, input_ids, attention_mask, seen)
         if use_cache is None:
