@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from studies.papers.trainings import StudyFolder, Training
 
 @dataclass(frozen=True)
 class Plan:
-    """A table, or what was asked for of it, at one scale."""
+    """A table, or the requested part of one, at one scale."""
 
     name: str
     table: Table
@@ -41,12 +41,13 @@ class Plan:
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
         """Runs to train for a row's columns; ``prepared``: only those that have a store."""
-        runs = row.runs.get(self.scale, {})
         wanted = {column.of for column in self.table.columns} - {""}
-        found = {key: run for key, run in runs.items() if key in wanted or not wanted}
-        return {
-            key: run for key, run in found.items() if not prepared or self.place.is_prepared(self.place.data(run.data))
-        }
+        found = {}
+        for key, run in row.runs.get(self.scale, {}).items():
+            is_wanted = key in wanted or not wanted
+            if is_wanted and (not prepared or self.place.is_prepared(self.place.data(run.data))):
+                found[key] = run
+        return found
 
     def trainings(self, prepared: bool = True) -> list[Training]:
         """Each once, those of a seed together."""
@@ -66,19 +67,19 @@ class Plan:
                         yield row, self.scored(column, key), run, self.place.training(run, seed)
 
     def scored(self, column: Column, key: str) -> Column:
-        """The column, with the split of the others of this run if it has no text of its own: a time is of no split."""
-        own = [other.split for other in self.table.columns if other.of and other.of == key]
-        return replace(column, split=own[0]) if own and not column.of else column
+        """The column; one that names no run, such as a time, takes the split of the first column of the run ``key``."""
+        splits = [other.split for other in self.table.columns if other.of and other.of == key]
+        return replace(column, split=splits[0]) if splits and not column.of else column
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
-        """Train, evaluate, compare and continue, into ``folder``, what is not there; what failed."""
+        """Train, evaluate, compare and continue what is missing; reports go into ``folder``. Returns the jobs that failed."""
         failed = run_jobs([training.job() for training in self.trainings() if not training.is_done()], at_once)
         run_jobs(self.evaluating(), at_once, self.place.record)
         reading = [*self.comparing(folder), *self.continuing(folder)]
         return [*failed, *self.evaluating(), *run_jobs(reading, 1, self.place.record)]
 
     def evaluating(self) -> list[Job]:
-        """The evaluations that trainings lack, each once. One that is lacking still when it was run has failed."""
+        """The missing evaluations of finished trainings, each once. One that is still missing after it was run has failed."""
         cells = [(column, run.read, training) for _, column, run, training in self.cells() if training.is_done()]
         jobs = {training.evaluating(read, column.split): None for column, read, training in cells}
         return [job for job in jobs if not self.place.record.is_current(job)]
@@ -114,55 +115,53 @@ class Plan:
 
     def results(self, command: str) -> Results:
         """The metrics of everything that is evaluated."""
-        found: dict[tuple[str, str], list[float]] = {}
-        validated: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        runs: dict[str, set[str]] = {}
-        read = dict[str, str]()
-        tokens = set[int]()
-        wordless = set[str]()
-        unvalidated = set[str]()
-        for row, column, of, training in self.cells():
-            evaluation = training.evaluation(of.read, column.split)
+        found = Found()
+        for row, column, run, training in self.cells():
+            evaluation = training.evaluation(run.read, column.split)
             if evaluation:
-                value = metric_of(column.metric, training, evaluation)
-                by = training.validated(column.metric == "error_percent") if column.best else 0.0
-                if not math.isfinite(by):
-                    unvalidated.add(training.name)
-                elif value is not None and math.isfinite(value):
-                    found.setdefault((row.label, column.name), []).append(value)
-                    if column.best:
-                        validated.setdefault((row.label, column.name), []).append((by, value))
-                elif column.metric in BY_WORD and training.config.data.corpus in CODE:
-                    wordless.add(training.config.data.corpus)
-                runs.setdefault(row.label, set()).add(training.name)
-                read[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
-                tokens.add(evaluation.train_tokens)
-        baseless: list[str] = []
-        for column in self.table.columns:
-            if column.metric == "relative_time":
-                base = found.get((self.table.base, column.name))
-                keys = [key for key in found if key[1] == column.name]
-                for key in keys:
-                    found[key] = [time / mean(base) for time in found[key]] if base else []
-                baseless += [column.name] if keys and not base else []
-        data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in read.items())
-        range_ = " to ".join(f"{count:,}" for count in sorted({min(tokens), max(tokens)})) if tokens else ""
-        facts = (f"data: {data}", f"tokens read in training: {range_}") if read else ()
-        facts += tuple(f"{corpus} is program code, of which no metric is given by word" for corpus in sorted(wordless))
-        facts += tuple(
-            f"{name} was never validated: it is in no column of the best seed" for name in sorted(unvalidated)
-        )
-        facts += tuple(f"{name} is against {self.table.base}, which has none here" for name in baseless)
-        lacking = [each.name for each in self.trainings() if each.lacks_best()] if facts else []
-        facts += tuple(f"{name} was never validated: its newest checkpoint is scored" for name in lacking)
-        if facts and self.place.set.get("model.pretrained") == UNTRAINED:
-            facts += ("the weights began untrained, the paper's pretrained: the two do not compare",)
-        if any(column.metric in TIMES for column in self.table.columns):
-            facts += ("times, where a step is small: of one thread, timed when this was written",) if facts else ()
-        cells = {key: tuple(values) for key, values in found.items() if values}
-        named = {label: sorted(names) for label, names in runs.items()}
-        best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in validated.items()}
+                found.add(row, column, training, evaluation)
+        baseless = self.divide_times(found)
+        facts = self.facts(found, baseless) if found.fingerprints else ()
+        cells = {key: tuple(values) for key, values in found.values.items() if values}
+        named = {label: sorted(names) for label, names in found.runs.items()}
+        best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in found.validated.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
+
+    def divide_times(self, found: Found) -> list[str]:
+        """Divide relative times by the mean of the base row, in place. Returns the columns whose base row has no time."""
+        baseless = []
+        for column in self.table.columns:
+            keys = [key for key in found.values if key[1] == column.name]
+            if column.metric != "relative_time" or not keys:
+                continue
+            base = found.values.get((self.table.base, column.name))
+            if not base:
+                baseless.append(column.name)
+            unit = mean(base) if base else math.nan
+            for key in keys:
+                found.values[key] = [time / unit for time in found.values[key]] if base else []
+        return baseless
+
+    def facts(self, found: Found, baseless: Sequence[str]) -> tuple[str, ...]:
+        """Sentences on the data, and on values that are missing or do not compare with the paper's."""
+        data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in found.fingerprints.items())
+        counts = sorted({min(found.train_tokens), max(found.train_tokens)})
+        tokens = " to ".join(f"{count:,}" for count in counts)
+        facts = [f"data: {data}", f"tokens read in training: {tokens}"]
+        for corpus in sorted(found.wordless):
+            facts.append(f"{corpus} is program code, of which no metric is given by word")
+        for name in sorted(found.unvalidated):
+            facts.append(f"{name} was never validated: it is in no column of the best seed")
+        for name in baseless:
+            facts.append(f"{name} is against {self.table.base}, which has none here")
+        for training in self.trainings():
+            if training.lacks_best():
+                facts.append(f"{training.name} was never validated: its newest checkpoint is scored")
+        if self.place.set.get("model.pretrained") == UNTRAINED:
+            facts.append("the weights began untrained, the paper's pretrained: the two do not compare")
+        if any(column.metric in TIMES for column in self.table.columns):
+            facts.append("times, where a step is small: of one thread, timed when this was written")
+        return tuple(facts)
 
     def pages(self, folder: Path) -> list[Path]:
         """Pages beside a table: cross-entropy over position, a comparison token by token, or continuations."""
@@ -181,10 +180,48 @@ class Plan:
         return read_continuations(folder / "continuations") if self.table.continued else []
 
 
-def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
-    """The rows and columns that have one of these words in their names, all where there is none; x and size of the picture always.
+@dataclass
+class Found:
+    """What `Plan.results` collects from evaluations. Keys of pairs are a row's label and a column's name."""
 
-    Raises UserError for a word that none has.
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
+    """Values by cell, one of each seed."""
+    validated: dict[tuple[str, str], list[tuple[float, float]]] = field(
+        default_factory=dict[tuple[str, str], list[tuple[float, float]]]
+    )
+    """For columns of the best seed: the validation's score, and the value, of each seed."""
+    runs: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """Names of the runs behind each row."""
+    fingerprints: dict[str, str] = field(default_factory=dict[str, str])
+    """Fingerprints of the stores, by data and split."""
+    train_tokens: set[int] = field(default_factory=set[int])
+    wordless: set[str] = field(default_factory=set[str])
+    """Corpora of program code, which have no metrics by word."""
+    unvalidated: set[str] = field(default_factory=set[str])
+    """Names of runs that were never validated."""
+
+    def add(self, row: Row, column: Column, training: Training, evaluation: Evaluation) -> None:
+        """Add the value of one cell and one seed."""
+        key = (row.label, column.name)
+        value = metric_of(column.metric, training, evaluation)
+        score = training.validated(column.metric == "error_percent") if column.best else 0.0
+        if not math.isfinite(score):
+            self.unvalidated.add(training.name)
+        elif value is not None and math.isfinite(value):
+            self.values.setdefault(key, []).append(value)
+            if column.best:
+                self.validated.setdefault(key, []).append((score, value))
+        elif column.metric in BY_WORD and training.config.data.corpus in CODE:
+            self.wordless.add(training.config.data.corpus)
+        self.runs.setdefault(row.label, set()).add(training.name)
+        self.fingerprints[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
+        self.train_tokens.add(evaluation.train_tokens)
+
+
+def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
+    """The rows and columns whose names contain one of these words, or all without words. The picture's x and size always stay.
+
+    Raises UserError for a word that no name contains.
     """
 
     def chosen(words: Sequence[str], names: Sequence[str]) -> list[bool]:
@@ -201,7 +238,7 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
 
 
 def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> float | None:
-    """Ours; `relative_time` is a time still, in milliseconds."""
+    """Our value of a metric; None if there is none. `relative_time` is still in milliseconds (`Plan.divide_times`)."""
     if metric == "written_per_second":
         return training.written_per_second()
     if metric in TIMES:
@@ -216,7 +253,7 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
     store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
     totals = store.manifest.totals
     cleared = evaluation.cleared_states
-    published = evaluation.published_words  # by which papers reckon
+    published = evaluation.published_words  # the count that papers use
     words = published or score.words
     layers = training.config.model.to_json().get("layers")
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
