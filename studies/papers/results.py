@@ -1,10 +1,11 @@
-"""A table's values, the paper's beside ours: what rows are put in which order, as text, as files and as a picture.
+"""A table's values, the paper's beside ours: their order, and the table as text, files and a picture.
 
     results = Results("block-recurrent table-1", table, "tiny", seeds=(0, 1), cells={("Slide:13L", "arXiv"): (2.31, 2.33)})
     results.markdown()                       # as it stands in results/block_recurrent
     results.write(folder)                    # table.md, table.json, table.png
 
-Values are means over seeds and bars standard deviations; in columns of the best seed, its value and the range of all.
+A value is the mean over seeds, and its bar their standard deviation. In columns of the best seed, they are its value and the range
+over all seeds.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 12
-"""Pairs of rows that are named; the JSON has all."""
+"""The most pairs of rows that a sentence names; the JSON has all."""
 LARGEST_RADIUS = 20.0
-"""Points, of a panel's largest circle."""
+"""Radius of a panel's largest circle, in points."""
 
 
 class Ordering(NamedTuple):
-    """Pairs of rows that the paper puts apart in a column, the better one first."""
+    """Pairs of rows that differ in a column of the paper, the paper's better one first: whether our order agrees."""
 
     holds: list[tuple[str, str]]
     fails: list[tuple[str, str]]
     undecided: list[tuple[str, str]]
-    """No further apart than the larger standard deviation of their seeds; best seeds: written alike."""
+    """Our values differ by no more than the larger standard deviation of their seeds; for best seeds: they are printed alike."""
 
 
 class Point(NamedTuple):
@@ -82,30 +83,43 @@ class Results:
 
     def spread(self, row: Row, column: Column) -> tuple[float, float]:
         """How far below and above `value` a bar goes: to the least and the most of the seeds, or by their standard deviation."""
-        ours, value = self.ours(row, column), self.value(row, column)
-        if (row.label, column.name) in self.best:
+        ours = self.ours(row, column)
+        value = self.value(row, column)
+        if self.is_best(row, column):
             return value - min(ours), max(ours) - value
-        return (stdev(ours),) * 2 if len(ours) > 1 else (0.0, 0.0)
+        deviation = stdev(ours) if len(ours) > 1 else 0.0
+        return deviation, deviation
+
+    def is_best(self, row: Row, column: Column) -> bool:
+        """Whether the cell shows the best seed instead of a mean."""
+        return (row.label, column.name) in self.best
 
     def ordering(self, column: Column) -> Ordering:
-        """How the rows that both have results for are ordered."""
+        """The order of the rows for which both the paper and we have values."""
         found = Ordering([], [], [])
         known = [row for row in self.table.rows if column.name in row.paper and self.ours(row, column)]
         for pair in combinations(known, 2):
             better, worse = sorted(pair, key=lambda row: row.paper[column.name])
             if better.paper[column.name] == worse.paper[column.name]:
                 continue
-            ours, theirs = self.value(better, column), self.value(worse, column)
-            if any((row.label, column.name) in self.best for row in pair):
-                gap, spread = float(f"{theirs:{column.form}}") - float(f"{ours:{column.form}}"), 0.0
+            low = self.value(better, column)
+            high = self.value(worse, column)
+            spread = max(*self.spread(better, column), *self.spread(worse, column))
+            if any(self.is_best(row, column) for row in pair):
+                low = float(f"{low:{column.form}}")
+                high = float(f"{high:{column.form}}")
+                spread = 0.0
+            if abs(high - low) <= spread:
+                pairs = found.undecided
+            elif high > low:
+                pairs = found.holds
             else:
-                gap, spread = theirs - ours, max(*self.spread(better, column), *self.spread(worse, column))
-            where = found.undecided if abs(gap) <= spread else found.holds if gap > 0 else found.fails
-            where.append((better.label, worse.label))
+                pairs = found.fails
+            pairs.append((better.label, worse.label))
         return found
 
     def orderings(self) -> dict[str, Ordering]:
-        """By column, of those with values to order."""
+        """The orderings by column, without columns that have no values to order."""
         made = {column.name: self.ordering(column) for column in self.table.columns if column.metric in LOWER}
         return {name: ordering for name, ordering in made.items() if any(ordering)}
 
@@ -152,14 +166,17 @@ class Results:
 
     def text(self, row: Row, column: Column) -> tuple[str, str]:
         """The paper's value and ours, as they are written."""
-        paper, ours = row.paper.get(column.name), self.ours(row, column)
+        paper = row.paper.get(column.name)
+        ours = self.ours(row, column)
+        form = column.form
         spread = ""
-        if len(ours) > 1 and column.metric not in COSTS:  # which no seed changes
-            ends = f"{min(ours):{column.form}} to {max(ours):{column.form}}"
-            spread = f" ({ends})" if (row.label, column.name) in self.best else f" ± {stdev(ours):{column.form}}"
+        if len(ours) > 1 and column.metric not in COSTS:  # no seed changes a cost
+            spread = f" ± {stdev(ours):{form}}"
+            if self.is_best(row, column):
+                spread = f" ({min(ours):{form}} to {max(ours):{form}})"
         return (
-            "–" if paper is None else f"{paper:{column.form}}",
-            f"{self.value(row, column):{column.form}}{spread}" if ours else "–",
+            "–" if paper is None else f"{paper:{form}}",
+            f"{self.value(row, column):{form}}{spread}" if ours else "–",
         )
 
     def in_paper(self, column: Column) -> bool:
@@ -167,7 +184,7 @@ class Results:
         return any(column.name in row.paper for row in self.table.rows)
 
     def grid(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and rows of text: of each column the paper's values, where it has some, then ours."""
+        """Headings and rows of text: for each column the paper's values, if it has some, then ours."""
         headings = [""]
         for column in self.table.columns:
             headings += [f"{column.name}, paper", f"{column.name}, ours"] if self.in_paper(column) else [column.name]
@@ -185,7 +202,7 @@ class Results:
         return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
 
     def markdown(self) -> str:
-        """The table, its command and its sentences, ready to be pasted."""
+        """The table, its command and its sentences as Markdown."""
         headings, rows = self.grid()
         rule = ["---", *["---:"] * (len(headings) - 1)]
         lines = [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
@@ -224,18 +241,21 @@ class Results:
     def write(self, folder: Path) -> list[Path]:
         """table.md, table.json and table.png, each atomically. Returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        text, values, picture = folder / "table.md", folder / "table.json", folder / "table.png"
+        text = folder / "table.md"
+        values = folder / "table.json"
         write_atomically(text, self.markdown().encode())
         write_atomically(values, (json.dumps(self.to_json(), indent=1) + "\n").encode())
-        return [text, values, self.plot(picture)]
+        return [text, values, self.plot(folder / "table.png")]
 
     def panels(self) -> tuple[list[Column], list[str]]:
-        """The columns that are drawn, never the x and the circles' size, and whose values: the paper's and ours, or ours alone
-        where it has none.
+        """The columns that are drawn, without the x and the circles' size; and whose values, "paper" and "ours" or "ours" alone.
+
+        Columns with values of the paper go first; without any, those that we have measured.
         """
         drawn = (self.table.x, self.table.size)
         columns = [column for column in self.table.columns if column.name not in drawn] or list(self.table.columns)
-        if in_paper := [column for column in columns if self.in_paper(column)]:
+        in_paper = [column for column in columns if self.in_paper(column)]
+        if in_paper:
             return in_paper, ["paper", "ours"]
         reached = [column for column in columns if column.metric not in COSTS] or columns
         measured = [column for column in reached if any(self.ours(row, column) for row in self.table.rows)]
@@ -258,22 +278,26 @@ class Results:
         return save_figure(figure, path)
 
     def points(self, column: Column, of_paper: bool) -> dict[str, list[Point]]:
-        """The rows that have a value, by series and in the order of x, which is the row's number where the table has none."""
+        """The rows that have a value, by series, ordered by x. Rows without an x have their number instead."""
         named = {each.name: each for each in self.table.columns}
         x_column = named.get(self.table.x)
         size_column = named.get(self.table.size)
 
         def value_of(row: Row, of: Column) -> float | None:
-            return row.paper.get(of.name) if of_paper else self.value(row, of) if self.ours(row, of) else None
+            if of_paper:
+                return row.paper.get(of.name)
+            return self.value(row, of) if self.ours(row, of) else None
 
         series: dict[str, list[Point]] = {}
-        for place, row in enumerate(self.table.rows):
-            across = value_of(row, x_column) if x_column else float(place) if row.x is None else row.x
+        for number, row in enumerate(self.table.rows):
+            x = float(number) if row.x is None else row.x
+            if x_column:
+                x = value_of(row, x_column)
             value = value_of(row, column)
-            if across is not None and value is not None:
+            if x is not None and value is not None:
                 bar = (0.0, 0.0) if of_paper else self.spread(row, column)
                 size = value_of(row, size_column) if size_column else None
-                point = Point(across, value, bar, size)
+                point = Point(x, value, bar, size)
                 series.setdefault(row.series if self.table.x else "", []).append(point)
         return {name: sorted(points, key=attrgetter("x")) for name, points in series.items()}
 
