@@ -6,7 +6,7 @@
     failed = run_jobs([training.evaluating({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
     training.evaluation({}, "test")                         # and read
 
-Which table it is for, or which paper's, nothing here knows: benchmarks use it too.
+Nothing here depends on a table or a paper: benchmarks use it too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from pipelines.training.jobs import Job, Record
 from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
-"""FLOP/s where nothing is measured: 40 % of an A100's, as benchmarks/scaling.py guesses."""
+"""FLOP/s that are assumed for a step too large to time here: 40 % of an A100's, as in benchmarks/scaling.py."""
 MEASURED_FLOPS = 5e11
-"""FLOPs of a step that is timed on this machine, at most."""
+"""The most FLOPs of a step that is timed on this machine."""
 FILES = ("metadata", "ids")
-"""Options of a corpus that name a file, and so belong to one machine: no store is named after them."""
+"""Options of a corpus that name a local file: they are no part of a store's name."""
 TIMED_STEPS = 7
-"""Steps that are timed; a table has their median."""
+"""How many steps are timed; a table has their median."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Where stores, runs and reports are, and what holds for all trainings there."""
+    """The folder of stores, runs and reports, with the settings of all trainings there."""
 
     root: Path
     stores: Path | None = None
@@ -73,11 +73,11 @@ class StudyFolder:
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
     """Folder or file of a corpus, by its name."""
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
-    """Options of a corpus by their names, by the corpus's name: they replace those of a table's data."""
+    """Options by corpus, then by their names: they replace those of a table's data."""
     corpus: str = ""
-    """Read in place of every corpus of text."""
+    """A corpus that replaces every corpus of text."""
     set: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Dotted fields of all trainings."""
+    """Dotted fields that all trainings are given."""
 
     @property
     def record(self) -> Record:
@@ -98,7 +98,7 @@ class StudyFolder:
         return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
 
     def preparing(self, data: Data) -> Job:
-        """The command that prepares it; where a source has to be given it has FOLDER in it, and where metadata has, FILE."""
+        """The command that prepares ``data``. FOLDER stands for a source that must be given, FILE for metadata."""
         needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
         given = self.sources.get(data.corpus, "FOLDER" if needs else "")
         source = ("--source", given) if given else ()
@@ -115,7 +115,7 @@ class StudyFolder:
         return self.root / "logs" / f"{cli.file_name(readable)}.log"
 
     def training(self, run: Run, seed: int) -> Training:
-        """Raises UserError for a field that the preset does not have, and for values that do not go together."""
+        """The training of ``run`` with this seed. Raises UserError for a field that the preset lacks, and conflicting values."""
         data = self.data(run.data)
         named = {key: value for key, value in {**run.fields, **self.set}.items() if not may_change(key)}
         changed = [f"{key.rpartition('.')[2]}-{value}" for key, value in named.items()]
@@ -128,7 +128,7 @@ class StudyFolder:
 
 @dataclass(frozen=True)
 class Training:
-    """One run below a place's root."""
+    """One run in a `StudyFolder`."""
 
     place: StudyFolder
     data: Data
@@ -151,7 +151,7 @@ class Training:
         return Job(name, "train", words, log=self.place.log(name))
 
     def is_done(self) -> bool:
-        """Whether its last step is saved. Raises UserError where another run has its name."""
+        """Whether its last step is saved. Raises UserError if another run has its name."""
         newest = next(iter(RunFolder.parse(self.folder).complete_checkpoints()), None)
         if newest is not None:
             try:
@@ -162,18 +162,18 @@ class Training:
         return newest is not None and newest.step >= self.config.steps
 
     def scored(self) -> Checkpoint | None:
-        """The checkpoint that is scored; None before there is one. A run that was never validated has no best one: its newest."""
-        whole = RunFolder.parse(self.folder).complete_checkpoints()
-        chosen = best(whole) if self.checkpoint == "best" else []
-        return next(iter([*chosen, *whole]), None)
+        """The checkpoint that is scored; None before there is one. Without a validation there is no best one: it is the newest."""
+        complete = RunFolder.parse(self.folder).complete_checkpoints()
+        chosen = best(complete) if self.checkpoint == "best" else []
+        return next(iter([*chosen, *complete]), None)
 
     def lacks_best(self) -> bool:
-        """Whether its newest checkpoint is scored instead of the best, since none was validated."""
+        """Whether its newest checkpoint is scored instead of the best, because none was validated."""
         scored = self.scored() if self.checkpoint == "best" else None
         return scored is not None and not best([scored])
 
     def report(self, read: Mapping[str, int], split: str) -> Path:
-        """Folder of the evaluation over these windows."""
+        """Folder of the evaluation with these windows and overlaps (`Run.read`)."""
         windows = "".join(f"-{name}-{value}" for name, value in read.items())
         of_best = "-best" if self.checkpoint == "best" else ""
         return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
@@ -185,7 +185,7 @@ class Training:
         return scored.folder if scored else self.folder
 
     def reads(self, split: str) -> tuple[Path, ...]:
-        """The records of the weights and of the text that a command reads which scores it."""
+        """The files that identify the weights and the text of a command that scores this training."""
         return (
             self.model / "checkpoint.json",
             Path(self.config.data.store) / self.data.corpus / split / "manifest.json",
@@ -194,7 +194,7 @@ class Training:
     def evaluating(self, read: Mapping[str, int], split: str) -> Job:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
-        words = ("--split", split, *windows, "--clear", "states")  # of all State no table asks for the worth
+        words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
         where = (str(self.model), "--output", str(output), "--tracking.backend", self.config.tracking.backend)
         name = f"evaluate {output.name}"
         made = (output / "report.json",)
@@ -208,14 +208,15 @@ class Training:
         return found
 
     def validated(self, errors: bool) -> float:
-        """The last validation's share of errors, or bits per token; infinite where there was none."""
+        """The last validation's share of errors if ``errors``, else its bits per token; infinite without a validation."""
         name = "validation/error_rate" if errors else "validation/bits_per_token"
         records = read_records(self.folder / "metrics.jsonl")
         return next((record.metrics[name] for record in reversed(records) if name in record.metrics), math.inf)
 
     def ms_per_step(self) -> float | None:
-        """Where a step is small, timed here and now: a training beside others is as fast as they let it. Else the median over the
-        points of its curve; None before there is one.
+        """Milliseconds of a step: timed now if it is small, since trainings run beside others; else the median of its curve.
+
+        None if the step is large and there is no curve.
         """
         vocab_size = self.vocab_size()
         if self.flops_per_step(vocab_size) <= MEASURED_FLOPS:
@@ -225,13 +226,13 @@ class Training:
         return 1e3 * self.config.tokens_per_step / median(rates) if rates else None
 
     def written_per_second(self) -> float | None:
-        """Tokens that a lane writes in a second, timed here and now; None where the model is too large for that."""
+        """Tokens that a lane writes in a second, timed now; None if the model is too large for this machine."""
         vocab_size = self.vocab_size()
         flops = self.config.model.costs(vocab_size).flops_per_token * self.config.model.block
         return written_per_second(self.config.model, vocab_size) if flops <= MEASURED_FLOPS else None
 
     def cost(self, rate: float = 0.0) -> Cost:
-        """``rate``: FLOP/s; 0 times two steps here where they are small, and assumes one otherwise."""
+        """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take `ASSUMED_RATE`."""
         vocab_size = self.vocab_size()
         steps = self.config.steps
         per_step = self.flops_per_step(vocab_size)
@@ -243,7 +244,7 @@ class Training:
         return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 16 * parameters, seconds)
 
     def vocab_size(self) -> int:
-        """The store's; before there is one, what its tokenizer will have."""
+        """The store's number of ids; before there is a store, the number that its tokenizer will have."""
         with contextlib.suppress(StoreError):
             return SegmentStore.open(self.config.data.store, self.data.corpus, "train").vocab_size
         return self.data.vocab_size
@@ -254,7 +255,7 @@ class Training:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread, and afterwards in as many as before."""
+    """Let torch compute in one thread inside the `with`."""
     import torch
 
     threads = torch.get_num_threads()
@@ -266,16 +267,16 @@ def one_thread() -> Iterator[None]:
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
-    """Seconds of a forward and backward pass on random tokens and a quarter of the lanes, in this process.
+    """Seconds of a training step, from forward and backward passes over random tokens in a quarter of the lanes.
 
-    It is a thread's processor time, which other work on the machine changes little: the median of ``steps``, after a first one,
-    which is slower.
+    They are processor time of one thread, which other work on the machine hardly changes: the median of ``steps`` after a slower
+    first one.
     """
     import torch
 
     lanes = max(config.data.lanes // 4, 1)
     with one_thread():
-        with given_by_user(ValueError):  # of pretrained weights, say
+        with given_by_user(ValueError):  # for example by the pretrained weights' sizes
             model = config.model.build(vocab_size)
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
         seconds = []
@@ -287,9 +288,9 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
 
 
 def written_per_second(config: ModelSettings, vocab_size: int) -> float:
-    """Tokens that this model reads one by one in a second of a thread's processor time, as it does where it writes.
+    """Tokens that this model reads one by one, as in generation, in a second of one thread's processor time.
 
-    From the second block on, where State has begun; each of four blocks is timed, and the median counts.
+    The first block, which has no State, is left out; the result is the median of four blocks.
     """
     import torch
 
@@ -310,7 +311,7 @@ def written_per_second(config: ModelSettings, vocab_size: int) -> float:
 
 
 def value_of(text: str) -> Any:
-    """A field's value as it is typed: JSON, which has no NaN, or else a word."""
+    """The value of a field typed on the command line: JSON without NaN, or else the text itself."""
     with contextlib.suppress(ValueError):
         return json.loads(text, parse_constant=int)
     return text
