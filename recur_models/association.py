@@ -9,6 +9,9 @@
 and 3.
 State: ``states`` [B, P, D + 1], A with z as its last column; zeros before a document.
 
+With unit keys, φ(·) is divided by its length, as in the authors' later code. Without them, a key that has little in common with z
+reads a value divided by almost nothing; the next write takes it over, and A can grow by orders of magnitude.
+
 Letters: see layers.py; S memory tokens · n tokens · P features · Z = D + 1.
 """
 
@@ -46,8 +49,9 @@ def dpfp(x: Tensor) -> Tensor:
 class Association(nn.Module):
     """A layer's associative memory. It is computed in float32 or float64, also under autocast."""
 
-    def __init__(self, width: int, key_dim: int):
+    def __init__(self, width: int, key_dim: int, unit_keys: bool = False):
         super().__init__()
+        self.unit_keys = unit_keys
         self.shape = (2 * ROLLS * key_dim, width + 1)
         self.query = linear(width, key_dim, scale=1 / 3)  # the variance of a new torch.nn.Linear
         # Keys and strength are one product: on a CPU, the rounding of a single column depends on its memory address.
@@ -57,11 +61,16 @@ class Association(nn.Module):
         nn.init.zeros_(self.value.weight)  # a new model's memory tokens write nothing
         self.carried = Carried()
 
+    def features(self, x_BnE: Tensor) -> Tensor:
+        """φ of keys or queries: [B, n, P]."""
+        features_BnP = dpfp(upcast(x_BnE))
+        return F.normalize(features_BnP, dim=-1) if self.unit_keys else features_BnP
+
     def read(self, x_BnD: Tensor, states_BPZ: Tensor) -> Tensor:
         """What tokens read from the memory: [B, n, D]."""
         query = self.query(x_BnD)
         with torch.autocast(x_BnD.device.type, enabled=False):
-            found, _ = recall(dpfp(upcast(query)), upcast(states_BPZ))
+            found, _ = recall(self.features(query), upcast(states_BPZ))
         return found.to(x_BnD.dtype)
 
     def write(self, memory_BSD: Tensor, states_BPZ: Tensor) -> Tensor:
@@ -70,7 +79,7 @@ class Association(nn.Module):
         value = self.value(memory_BSD)
         with torch.autocast(memory_BSD.device.type, enabled=False):
             before = upcast(states_BPZ)
-            k = dpfp(upcast(key_strength[..., :-1]))
+            k = self.features(key_strength[..., :-1])
             found, weight = recall(k, before)
             novelty = 1 - weight / (k.square().sum(-1, keepdim=True) + EPSILON)  # γ
             strength = torch.sigmoid(upcast(key_strength[..., -1:]) + self.strength_bias)

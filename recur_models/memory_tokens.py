@@ -69,6 +69,10 @@ class MemoryTokensConfig(StackConfig):
     def association_dim(self) -> int:
         """Size of an association's keys; 0 without one."""
 
+    @abstractmethod
+    def association(self) -> Association | None:
+        """A layer's association; None without one."""
+
     @property
     def least_blocks(self) -> int:
         return 2  # a block's memory is first read by the next one
@@ -103,6 +107,9 @@ class RMTConfig(MemoryTokensConfig):
     def association_dim(self) -> int:
         return 0
 
+    def association(self) -> None:
+        return None
+
 
 @dataclass(frozen=True)
 class ARMTConfig(MemoryTokensConfig):
@@ -114,6 +121,9 @@ class ARMTConfig(MemoryTokensConfig):
     """Memory tokens: how many keys and values a block writes in each layer."""
     memory_dim: int = 64
     """Size of a key of the associative memory, before each of its numbers becomes 6 features."""
+    unit_keys: bool = False
+    """Divide the features of keys and queries by their length, as the authors' later code does. The paper does not, and its
+    memory can grow by orders of magnitude."""
 
     @property
     def read_tokens(self) -> int:
@@ -122,6 +132,9 @@ class ARMTConfig(MemoryTokensConfig):
     @property
     def association_dim(self) -> int:
         return self.memory_dim
+
+    def association(self) -> Association:
+        return Association(self.d_model, self.memory_dim, self.unit_keys)
 
 
 class MemoryLayer(nn.Module):
@@ -133,7 +146,7 @@ class MemoryLayer(nn.Module):
         super().__init__()
         self.memory_tokens = config.memory_tokens
         self.tokens = VanillaLayer(config)
-        self.association = Association(config.d_model, config.association_dim) if config.association_dim else None
+        self.association = config.association()
 
     def initial_state(self, lanes: int) -> State:
         if self.association is None:

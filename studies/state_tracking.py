@@ -77,7 +77,7 @@ MODELS: dict[str, ModelSettings] = {
     "mlstm": mixers(("mlstm",), mlp_dim=172),
     "retention": mixers(("retention",), mlp_dim=172),
     "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
-    "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4),
+    "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4, unit_keys=True),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
     "mamba2-window": mixers(("mamba2", "window"), mlp_dim=68),
 }

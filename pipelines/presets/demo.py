@@ -104,7 +104,7 @@ RECALL_MODELS = {
     "mlstm": MixersConfig(layers=("mlstm",) * 2, mlp_dim=262, **RECALL_MIXER),
     "retention": MixersConfig(layers=("retention",) * 2, mlp_dim=264, **RECALL_MIXER),
     "rmt": RMTConfig(layers=3, memory_tokens=8, mlp_dim=262, **RECALL_SIZE),
-    "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, mlp_dim=224, **RECALL_SIZE),
+    "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, unit_keys=True, mlp_dim=224, **RECALL_SIZE),
 }
 """Models that are asked for a name, of about 167,000 parameters; mixers have States of one size."""
 
@@ -123,7 +123,7 @@ MIXERS = {
 # Memory tokens, with as many parameters as small-slide. Layers read them too: 192 and 144 tokens for each block of 128.
 MEMORY_TOKENS = {
     "rmt": RMTConfig(layers=6, memory_tokens=32, **SMALL_SIZE | {"mlp_dim": 1280}),
-    "armt": ARMTConfig(layers=6, memory_tokens=16, memory_dim=12, **SMALL_SIZE | {"mlp_dim": 1136}),
+    "armt": ARMTConfig(layers=6, memory_tokens=16, memory_dim=12, unit_keys=True, **SMALL_SIZE | {"mlp_dim": 1136}),
 }
 
 DEMO_PRESETS = {

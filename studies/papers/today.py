@@ -66,7 +66,7 @@ ON_BYTES: dict[str, ModelSettings] = {
     "mlstm": MixersConfig(**DELTA, layers=("mlstm",) * 4, mlp_dim=284),
     "retention": MixersConfig(**DELTA, layers=("retention",) * 4, mlp_dim=286),
     "rmt": RMTConfig(**SIZE, layers=4, window=32, mlp_dim=522, memory_tokens=16),
-    "armt": ARMTConfig(**SIZE, layers=4, window=32, mlp_dim=468, memory_tokens=8, memory_dim=6),
+    "armt": ARMTConfig(**SIZE, layers=4, window=32, mlp_dim=468, memory_tokens=8, memory_dim=6, unit_keys=True),
     "delta-window": MixersConfig(**DELTA, layers=("delta", "delta", "window", "delta"), mlp_dim=304),
     "mamba2-window": MixersConfig(**MAMBA2, layers=("mamba2", "mamba2", "window", "mamba2"), mlp_dim=284),
 }

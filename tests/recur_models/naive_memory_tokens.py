@@ -82,13 +82,17 @@ class NaiveARMT(NaiveMemoryTokens):
     def block(self, x: list[Tensor]) -> Tensor:
         row = [*x, *self.memory_tokens()]
         for i in range(self.config.layers):
-            row = [token + self.found(i, features(self.weight(i, "query") @ token)) for token in row]
+            row = [token + self.found(i, self.features(self.weight(i, "query") @ token)) for token in row]
             row = self.layer(i, row, "x" * len(x) + "w" * self.config.memory_tokens)
             self.write(i, row[len(x) :])
         return self.final(row[: len(x)])
 
     def weight(self, i: int, name: str) -> Tensor:
         return self.p[f"layers.{i}.association.{name}.weight"]
+
+    def features(self, x: Tensor) -> Tensor:
+        phi = features(x)
+        return phi / (phi @ phi).sqrt() if self.config.unit_keys else phi
 
     def found(self, i: int, phi: Tensor) -> Tensor:
         return self.A[i] @ phi / (self.z[i] @ phi + 1e-5)
@@ -97,7 +101,7 @@ class NaiveARMT(NaiveMemoryTokens):
         A, z = self.A[i], self.z[i]
         for m in memory:
             *key, strength = self.p[f"layers.{i}.association.key_strength.weight"] @ m
-            phi = features(torch.stack(key))
+            phi = self.features(torch.stack(key))
             beta = torch.sigmoid(strength + self.p[f"layers.{i}.association.strength_bias"][0])
             change = beta * (self.weight(i, "value") @ m - self.found(i, phi))
             known = (self.z[i] @ phi / (phi @ phi + 1e-5)).item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from recur_models import ARMTConfig, RMTConfig
+from recur_models.association import Association
 from tests.recur_models.conftest import small_configs
 from tests.recur_models.test_models import build, fresh_at, gradients, restated, tokens
 
@@ -24,9 +26,11 @@ def spread(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "armt, unit keys"])
 def test_outputs_and_gradients_are_those_of_the_restatement(name: str) -> None:
-    config = small_configs()[name]
+    config: Any = small_configs()[name.partition(",")[0]]
+    if name not in NAMES:
+        config = replace(config, unit_keys=True)
     model = spread(build(config))
     text = tokens(1, 4 * model.block)
     targets = tokens(1, 4 * model.block, seed=2)
@@ -93,6 +97,23 @@ def test_an_association_replaces_what_a_key_held_and_forgets_no_other() -> None:
         states = association.write(row[None, None], states)
     torch.testing.assert_close(association.read(x[None, 1:], states)[0], x[1:], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(association.read(x[None, :1], states)[0, 0], x[2], rtol=1e-4, atol=1e-4)
+
+
+def test_unit_keys_keep_a_memory_small() -> None:
+    """Without them, a memory that has little under a key makes much of it, and the next write takes that over."""
+    largest = {}
+    for unit_keys in (True, False):
+        reached = []
+        for seed in range(5):
+            torch.manual_seed(seed)
+            association = Association(64, 6, unit_keys).requires_grad_(False)
+            torch.nn.init.normal_(association.value.weight, std=0.125)
+            states = torch.zeros(16, *association.shape)
+            for _ in range(16):
+                states = association.write(3 * torch.randn(16, 1, 64), states)
+            reached.append(float(states.abs().max()))
+        largest[unit_keys] = max(reached)
+    assert largest[False] > 5 * largest[True]
 
 
 def test_memory_stays_of_one_size_over_many_blocks() -> None:
