@@ -12,13 +12,15 @@ state_tracking.png: errors over the position in a document. A rerun skips finish
 - algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. To train on there are programs of 5,
   10, 20 and 40 statements, too, as many statements of each. A staircase has six passes over chunks of four there.
 - mqar: 4 pairs of 64 symbols, then each key again: recall, without a state that changes. mqar-16 and mqar-64 have as many pairs
-  of 128 and 512 symbols, and fewer to train on, too; in mqar-rewrites each of four keys gets a second value, which counts. Mixers
-  have two layers there, with gates and convolutions.
+  of 128 and 512 symbols, and fewer to train on, too; in mqar-rewrites each of four keys gets a second value, which counts.
 - arithmetic: sums of products modulo 5, of 64 numbers; to train on there are those of 2 to 20.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
   follow (Merrill et al. 2024): permutation-s5 and permutation-a5. To train on these are products of 2, 4, 8 and 16, too, as many
   elements of each: of 32 alone nobody learns more than the first few.
 - permutation-longer: products in S3 of 128, after training on 3 to 24 elements. permutation-parity: the same of two things.
+
+Mixers have one layer for products and two elsewhere, and for recall the gates and convolutions of their papers
+(studies/state_tracking.py).
 """
 
 from __future__ import annotations

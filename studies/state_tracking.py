@@ -7,7 +7,8 @@ compares them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.config.run import CheckpointConfig, DataConfig, ModelSettings, OptimConfig, ScheduleConfig, TrainConfig
@@ -49,11 +50,20 @@ def mixers(layers: tuple[MixerName, ...], **options: Any) -> MixersConfig:
     return MixersConfig(layers=layers, **sizes | {"output": "own", "initial_std": 0.05} | options)
 
 
+BARE: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": False, "conv": 1}
+"""The delta rule alone: no gates, no convolution."""
+
+
 def deltanet(size: int, keys: int, negative: bool) -> MixersConfig:
-    """One layer of the delta rule alone, with heads of this size and so many keys a token: no gates, no convolution, no MLP."""
-    bare: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": False, "conv": 1, "mlp_dim": 0}
-    sizes = {"d_model": 124, "key_dim": size, "value_dim": size, "householders": keys}
-    return mixers(("delta",), **bare, **sizes, negative_eigenvalues=negative)
+    """One layer of the bare delta rule, with heads of this size and so many keys a token, and no MLP."""
+    sizes = {"d_model": 124, "key_dim": size, "value_dim": size, "householders": keys, "mlp_dim": 0}
+    return mixers(("delta",), **BARE, **sizes, negative_eigenvalues=negative)
+
+
+def two_deltanets(mlp_dim: int, keys: int, negative: bool) -> MixersConfig:
+    """Two layers of the bare delta rule, with so many keys a token."""
+    sizes = {"key_dim": 24, "value_dim": 24, "householders": keys, "mlp_dim": mlp_dim}
+    return mixers(("delta",) * 2, **BARE, **sizes, negative_eigenvalues=negative)
 
 
 ONE: dict[str, Any] = {"layers": 1, "recurrent_layers": (1,), "states": 8}
@@ -96,6 +106,14 @@ MODELS_FOR_RECALL = MODELS | {
 }
 """The same, with two layers of the mixers and the gates and convolutions of their papers: a value stands behind its key, and one
 layer without a convolution cannot join the two."""
+MODELS_FOR_STEPS = MODELS_FOR_RECALL | {
+    "delta": two_deltanets(62, keys=1, negative=False),
+    "delta-negative": two_deltanets(62, keys=1, negative=True),
+    "delta-two-positive-keys": two_deltanets(28, keys=2, negative=False),
+    "delta-two-keys": two_deltanets(28, keys=2, negative=True),
+}
+"""The same with the bare delta rule, for tasks where a step depends on an earlier one, as a walk's cell on its heading: the first
+layer follows that for the second."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +123,18 @@ class TaskTraining:
     corpus: str
     steps: int
     """Each has 4,096 tokens."""
+    models: Mapping[str, ModelSettings] = field(default_factory=lambda: MODELS)
     segment_length: int = 64
 
 
 TASKS: dict[str, TaskTraining] = {
-    "walk": TaskTraining("random-walk", 3000),
-    "algorithm": TaskTraining("algorithm", 3000),
-    "arithmetic": TaskTraining("arithmetic", 3000),
-    "mqar": TaskTraining("mqar", 2000),
-    "mqar-16": TaskTraining("mqar", 3000),
-    "mqar-64": TaskTraining("mqar", 3000, segment_length=256),
-    "mqar-rewrites": TaskTraining("mqar", 3000),
+    "walk": TaskTraining("random-walk", 3000, MODELS_FOR_STEPS),
+    "algorithm": TaskTraining("algorithm", 3000, MODELS_FOR_STEPS),
+    "arithmetic": TaskTraining("arithmetic", 3000, MODELS_FOR_STEPS),
+    "mqar": TaskTraining("mqar", 2000, MODELS_FOR_RECALL),
+    "mqar-16": TaskTraining("mqar", 3000, MODELS_FOR_RECALL),
+    "mqar-64": TaskTraining("mqar", 3000, MODELS_FOR_RECALL, segment_length=256),
+    "mqar-rewrites": TaskTraining("mqar", 3000, MODELS_FOR_RECALL),
     "permutation": TaskTraining("permutation", 1000),
     "permutation-longer": TaskTraining("permutation", 1500),
     "permutation-parity": TaskTraining("permutation", 1500),
@@ -132,7 +151,7 @@ def tiny(task: str, name: str) -> TrainConfig:
     (8, 4), (4, 6) and (4, 8) it has those with the fewest errors on validation.
     """
     training = TASKS[task]
-    model = (MODELS_FOR_RECALL if training.corpus == "mqar" else MODELS)[name]
+    model = training.models[name]
     if task == "algorithm" and type(model) is StaircaseConfig:
         model = replace(model, chunk=4, passes=6)
     return TrainConfig(
