@@ -22,12 +22,12 @@ from pipelines.tracking.score import Score
 from tests.pipelines.test_report import REC, SLIDE
 
 BIT = math.log(2)
-DRAWN = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize("groups", [5, 12, 200])
 def test_groups_of_one_size_are_scipys_paired_test(groups: int) -> None:
-    one_G, other_G = DRAWN.normal(40, 5, groups), DRAWN.normal(41, 5, groups)
+    rng = np.random.default_rng(0)
+    one_G, other_G = rng.normal(40, 5, groups), rng.normal(41, 5, groups)
     found = paired(one_G, other_G, np.full(groups, 16))
     assert found
     expected = stats.ttest_rel(other_G, one_G)
@@ -39,11 +39,12 @@ def test_groups_of_one_size_are_scipys_paired_test(groups: int) -> None:
 
 
 def test_no_difference_is_found_in_noise_and_a_small_one_where_there_is_one() -> None:
-    sizes_G = DRAWN.integers(20, 400, 30)
+    rng = np.random.default_rng(0)
+    sizes_G = rng.integers(20, 400, 30)
     false = true = 0
     for _ in range(400):
-        one_G = 3 * sizes_G + DRAWN.normal(0, 1, 30) * np.sqrt(sizes_G)
-        noise_G = DRAWN.normal(0, 0.2, 30) * np.sqrt(sizes_G)
+        one_G = 3 * sizes_G + rng.normal(0, 1, 30) * np.sqrt(sizes_G)
+        noise_G = rng.normal(0, 0.2, 30) * np.sqrt(sizes_G)
         same, more = (paired(one_G, one_G + noise_G + shift * sizes_G, sizes_G) for shift in (0.0, 0.01))
         assert same and more
         false, true = false + same.beyond_chance, true + more.beyond_chance

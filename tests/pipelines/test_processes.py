@@ -130,12 +130,16 @@ def test_in_one_process_too(words: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", NOTICES)
 def test_a_notice_asks_however_often_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
     monkeypatch.setattr("pipelines.training.stopping.AGAIN_SECONDS", 0.0)
-    stop = Stop(tmp_path)
-    with stop.on_signals():
-        assert not stop.asked()
-        signal.raise_signal(number)
-        signal.raise_signal(number)
-        assert stop.asked()
+    before = signal.signal(number, signal.SIG_DFL)  # nohup may have the tests ignore it
+    try:
+        stop = Stop(tmp_path)
+        with stop.on_signals():
+            assert not stop.asked()
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            assert stop.asked()
+    finally:
+        signal.signal(number, before)
 
 
 def test_under_nohup_a_terminal_that_closes_asks_nothing(tmp_path: Path) -> None:
