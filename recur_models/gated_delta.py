@@ -70,17 +70,20 @@ def gated_delta_rule(
     solution = torch.linalg.solve_triangular(A, right_side, upper=False, unitriangular=True)
     U, M = solution.split([v.shape[-1], k.shape[-1]], -1)
     scores = (q @ k.transpose(-1, -2)) * between
-    q = q * from_start
     k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
     chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
     state = initial_state.to(q.dtype)
-    outputs = []
-    for n in range(chunks.count):
-        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
-        written = U[:, :, n] - M[:, :, n] @ state
-        outputs.append(q[:, :, n] @ state + scores[:, :, n] @ written)
-        state = chunk_decay[:, :, n] * state + k[:, :, n].transpose(-1, -2) @ written
-    return chunks.join(torch.stack(outputs, 2)) * k.shape[-1] ** -0.5, state
+    states = []
+    written = []
+    # unbind, since the gradient of an index is as large as the whole sequence
+    parts = (x.unbind(2) for x in (U, M, k.transpose(-1, -2), chunk_decay))
+    for fresh_B, U_n, M_n, k_n, decay_n in zip(fresh_BN.unbind(1), *parts, strict=True):
+        state = reset(state, state.new_zeros(()), fresh_B)
+        states.append(state)
+        written.append(U_n - M_n @ state)
+        state = decay_n * state + k_n @ written[-1]
+    outputs = (q * from_start) @ torch.stack(states, 2) + scores @ torch.stack(written, 2)
+    return chunks.join(outputs) * k.shape[-1] ** -0.5, state
 
 
 class GatedDelta(RecurrentMixer):

@@ -57,16 +57,27 @@ def decayed_attention(
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
     sum_BHNC = log_decay.cumsum(-1)  # b
     within = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
-    q = q * sum_BHNC.exp()[..., None]
     k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
     chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
-    state = initial_state.to(q.dtype)
-    outputs = []
-    for n in range(chunks.count):
-        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
-        outputs.append(within[:, :, n] + q[:, :, n] @ state)
-        state = chunk_decay[:, :, n] * state + k[:, :, n].transpose(-1, -2) @ v[:, :, n]
-    return chunks.join(torch.stack(outputs, 2)), state
+    before_BHNEV, state = states_before_chunks(k.transpose(-1, -2) @ v, chunk_decay, initial_state, fresh_BN)
+    return chunks.join(within + (q * sum_BHNC.exp()[..., None]) @ before_BHNEV), state
+
+
+def states_before_chunks(
+    added_BHNEV: Tensor, decay_BHN11: Tensor, initial_state: Tensor, fresh_BN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """States that decay over each chunk and gain what it adds: those before all chunks [B, H, N, E, V], and the one after the last.
+
+    ``fresh_BN``: bool, True where the state is reset before the chunk.
+    """
+    state = initial_state.to(added_BHNEV.dtype)
+    states = []
+    # unbind, since the gradient of an index is as large as the whole sequence
+    for fresh_B, added, decay in zip(fresh_BN.unbind(1), added_BHNEV.unbind(2), decay_BHN11.unbind(2), strict=True):
+        state = reset(state, state.new_zeros(()), fresh_B)
+        states.append(state)
+        state = decay * state + added
+    return torch.stack(states, 2), state
 
 
 def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
-from recur_models.linear_attention import decayed_attention_costs
+from recur_models.linear_attention import decayed_attention_costs, states_before_chunks
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_qkv_gate, upcast, without_autocast
 from recur_models.protocol import State, reset
 
@@ -63,25 +63,27 @@ def matrix_memory(
     highest_BHNC = sum_BHNC + relative_BHNC.cummax(-1).values
     later_CC = torch.ones(chunks.size, chunks.size, dtype=torch.bool, device=q.device).triu(1)
     log_weights = (sum_BHNC[..., :, None] + relative_BHNC[..., None, :]).masked_fill(later_CC, float("-inf"))
-    scores = q @ k.transpose(-1, -2)
-    state = initial_state.to(q.dtype)
     scale = initial_scale.to(q.dtype)
-    outputs = []
-    for n in range(chunks.count):
-        state = reset(state, state.new_zeros(()), fresh_BN[:, n])
-        scale = reset(scale, scale.new_zeros(()), fresh_BN[:, n])
-        carried_BHC = sum_BHNC[:, :, n] + scale[..., None]
-        scale_BHC = torch.maximum(carried_BHC, highest_BHNC[:, :, n])
-        within = scores[:, :, n] * (log_weights[:, :, n] - scale_BHC[..., None]).exp()
-        q_decayed = (carried_BHC - scale_BHC).exp()[..., None] * q[:, :, n]
-        h, normaliser = (within @ v[:, :, n] + q_decayed @ state).split([v.shape[-1] - 1, 1], -1)
-        floor = (-scale_BHC).exp()[..., None]  # 1, divided by exp(m)
-        outputs.append(h / (torch.maximum(normaliser.abs(), floor) + 1e-6))
-        scale = scale_BHC[..., -1]
-        k_decayed = (sum_BHNC[:, :, n, -1:] + relative_BHNC[:, :, n] - scale[..., None]).exp()[..., None] * k[:, :, n]
-        chunk_decay = (carried_BHC[..., -1] - scale).exp()[..., None, None]
-        state = chunk_decay * state + k_decayed.transpose(-1, -2) @ v[:, :, n]
-    return chunks.join(torch.stack(outputs, 2)), state, scale.clone()
+    carried = []
+    all_scales = []
+    for fresh_B, sum_BHC, highest_BHC in zip(
+        fresh_BN.unbind(1), sum_BHNC.unbind(2), highest_BHNC.unbind(2), strict=True
+    ):
+        scale = reset(scale, scale.new_zeros(()), fresh_B)
+        carried.append(sum_BHC + scale[..., None])
+        all_scales.append(torch.maximum(carried[-1], highest_BHC))
+        scale = all_scales[-1][..., -1]
+    carried_BHNC = torch.stack(carried, 2)
+    scale_BHNC = torch.stack(all_scales, 2)
+    within = (q @ k.transpose(-1, -2)) * (log_weights - scale_BHNC[..., None]).exp()
+    last_BHN1 = scale_BHNC[..., -1:]
+    k = (sum_BHNC[..., -1:] + relative_BHNC - last_BHN1).exp()[..., None] * k  # decayed to the chunk's end
+    chunk_decay = (carried_BHNC[..., -1:] - last_BHN1).exp()[..., None]
+    before_BHNEV, state = states_before_chunks(k.transpose(-1, -2) @ v, chunk_decay, initial_state, fresh_BN)
+    q = (carried_BHNC - scale_BHNC).exp()[..., None] * q
+    h, normaliser = (within @ v + q @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
+    floor = (-scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
+    return chunks.join(h / (torch.maximum(normaliser.abs(), floor) + 1e-6)), state, scale.clone()
 
 
 class MatrixLSTM(RecurrentMixer):
