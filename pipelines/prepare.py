@@ -281,8 +281,8 @@ def _standing(
 def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
     """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
     start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    with bar(verb, size, TextColumn("{task.fields[counts]}"), console=console) as update:
-        update(counts=f"0 of {documents:,} documents")
+    with bar(verb, size, TextColumn("{task.fields[detail]}"), console=console) as update:
+        update(detail=f"0 of {documents:,} documents")
 
         def done(some: int, text: int) -> None:
             nonlocal printed
@@ -291,7 +291,7 @@ def _progress(console: Console, verb: str, documents: int, size: int) -> Iterato
             now = time.perf_counter()
             rate = seen[1] / 1e6 / max(now - start, 1e-9)
             counts = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
-            update(completed=seen[1], counts=counts)
+            update(completed=seen[1], detail=counts)
             if not console.is_terminal and now - printed > 5:
                 printed = now
                 left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)

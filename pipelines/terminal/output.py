@@ -58,10 +58,13 @@ def discard() -> None:
 def bar(
     what: str, total: float | None, *columns: ProgressColumn, console: Console, stays: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """A bar while the block runs, on a terminal alone. Yields what moves it: `Progress.update` of rich, without the task."""
+    """A bar while the block runs, on a terminal alone. Yields what moves it: `Progress.update` of rich, without the task.
+
+    A column may show `{task.fields[detail]}`, which an update sets by ``detail=``.
+    """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=not stays, disable=not console.is_terminal) as progress:
-        yield partial(progress.update, progress.add_task(what, total=total, metrics=""))
+        yield partial(progress.update, progress.add_task(what, total=total, detail=""))
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
     messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
         messages.seen = messages.place.size()  # what is there already was shown before
-    columns = (MofNCompleteColumn(), TextColumn("{task.fields[metrics]}"), TimeElapsedColumn())
+    columns = (MofNCompleteColumn(), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
     shown: set[tuple[int, tuple[str, ...]]] = set()
 
     def show(update: Callable[..., None], last: bool) -> None:
@@ -85,7 +85,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
                 continue
             shown.add(key)
             latest.update(record.metrics)
-            update(completed=record.step, metrics=_metrics(latest))
+            update(completed=record.step, detail=_metrics(latest))
             if not console.is_terminal:
                 left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
                 told = f"step {record.step}/{steps} of {run.name}  {_metrics(record.metrics)}"
