@@ -125,7 +125,7 @@ def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dic
 def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: list[float]) -> list[results.Cell]:
     """A line of the table, which is printed too."""
     rates = [f"{work / seconds[name]:,.0f}" for name in DTYPES]
-    ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    ratio = machine.median_and_range(ratios)
     print(f"  {label:44} {rates[0]:>8} {rates[1]:>8} {unit:9} {ratio}", flush=True)
     return [label, *rates, unit, ratio]
 
@@ -175,8 +175,7 @@ def losses(config: BenchConfig) -> list[results.Cell]:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
-    if config.record:
-        results.check_writable()
+    recorder = results.Recorder("speed", "benchmarks.cpu_precision", argv, config.record)
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():
         print(f"{machine.describe()}; {kind}", flush=True)
@@ -184,15 +183,12 @@ def main(argv: list[str]) -> None:
         rows += [steps(name, config.rounds) for name in config.models]
         if config.training_steps:
             rows.append(losses(config))
-    if config.record:
-        results.record(
-            "speed",
-            "bfloat16 on a CPU",
-            text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
-            columns=["measurement", "float32", "bfloat16", "unit", "ratio, median (range)"],
-            rows=rows,
-            command=results.command_of("benchmarks.cpu_precision", argv),
-        )
+    recorder.table(
+        "bfloat16 on a CPU",
+        ("measurement", "float32", "bfloat16", "unit", "ratio, median (range)"),
+        rows,
+        text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
+    )
 
 
 if __name__ == "__main__":

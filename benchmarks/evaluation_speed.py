@@ -128,7 +128,7 @@ def measure(name: str, rounds: int) -> tuple[results.Cell, ...]:
     found = {kind: statistics.median(rate[kind] for rate in rates[2:]) for kind in made}
     ratios = [rate["score"] / rate["train"] for rate in rates[2:]]
     costs = config.model.costs(VOCAB)
-    shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    shown = machine.median_and_range(ratios)
     flops = f"{costs.computed_training_flops_per_token / costs.computed_flops_per_token:.2f}"
     fill = f"{schedule.fill():.0%}"
     print(f"  {name:16} {found['train']:>9,.0f} {found['score']:>9,.0f}   {shown}   {flops}   {fill}", flush=True)

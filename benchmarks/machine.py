@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
+from collections.abc import Sequence
 
 import torch
 
@@ -38,3 +40,8 @@ def check_rounds(rounds: int) -> None:
     """Raises UserError for so few that nothing is left of them."""
     if rounds < 3:
         raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
+
+
+def median_and_range(values: Sequence[float], form: str = ".2f") -> str:
+    """The values' median with their range, as in "1.08 (1.03 to 1.20)"."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"

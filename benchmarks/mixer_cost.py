@@ -25,6 +25,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -34,6 +35,7 @@ from benchmarks.kept import kept_bytes
 from common.errors import UserError
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.terminal.tables import plain_table
 from pipelines.training.utilisation import matrix_rate
 from recur_models.gated_delta import gated_delta_rule
 from recur_models.layers import unit_norm
@@ -80,7 +82,7 @@ def turns(passes: dict[str, Callable[[], float]], rounds: int) -> dict[str, list
 def ratios(upper: list[float], lower: list[float]) -> str:
     """The median of the rounds' ratios, and their range."""
     found = [a / b for a, b in zip(upper, lower, strict=True)]
-    return f"{statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+    return machine.median_and_range(found)
 
 
 def steps(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
@@ -221,6 +223,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     recorder = results.Recorder("today", "benchmarks.mixer_cost", argv, config.record)
     torch.set_num_threads(config.threads)
+    console = Console(width=max(Console().width, 120), markup=False)
     print(
         f"{machine.describe()}, transformers {version('transformers')}\n{LANES} lanes × {config.segment:,} tokens, d 256, float32; "
         f"{config.rounds - 2} rounds",
@@ -228,9 +231,7 @@ def main(argv: list[str]) -> None:
     )
     for name, columns, measure in (("Step of a mixer", STEPS, steps), ("Against transformers", PAIRS, pairs)):
         rows = measure(config)
-        widths = [max(len(str(row[i])) for row in (columns, *rows)) for i in range(len(columns))]
-        for row in (columns, *rows):
-            print("  " + "  ".join(f"{cell!s:>{width}}" for cell, width in zip(row, widths, strict=True)), flush=True)
+        console.print(plain_table(columns, [[*map(str, row)] for row in rows]))
         recorder.table(name, columns, rows)
 
 

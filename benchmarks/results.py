@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machine
 from common.errors import UserError
@@ -173,37 +174,26 @@ class Recorder:
             check_writable(self.folder)
 
     def table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, fingerprint: str = ""
+        self,
+        name: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        text: Sequence[str] = (),
+        fingerprint: str = "",
     ) -> None:
         """Record a table: its headings, and as many cells in each row."""
-        if self.active:
-            command = command_of(self.module, self.argv)
-            record(
-                self.study,
-                name,
-                columns=columns,
-                rows=rows,
-                command=command,
-                fingerprint=fingerprint,
-                folder=self.folder,
-            )
+        self._record(name, columns=columns, rows=rows, text=text, fingerprint=fingerprint)
 
     def values(
         self, name: str, metric: str, values: Mapping[str, Number], value: Number, *, fingerprint: str = ""
     ) -> None:
         """Record one number for each seed or round, and ``value``, which stands for all of them."""
+        self._record(name, metric=metric, values=values, value=value, fingerprint=fingerprint)
+
+    def _record(self, name: str, **result: Any) -> None:
         if self.active:
-            command = command_of(self.module, self.argv)
-            record(
-                self.study,
-                name,
-                metric=metric,
-                values=values,
-                value=value,
-                command=command,
-                fingerprint=fingerprint,
-                folder=self.folder,
-            )
+            record(self.study, name, command=command_of(self.module, self.argv), folder=self.folder, **result)
 
 
 def check_writable(folder: Path = FOLDER) -> None:

@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
     for label, model in chosen.items():
         seconds = statistics.median(row[label] for row in rounds)
         ratios = [row[label] / row["transformer-xl"] for row in rounds]
-        shown = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        shown = machine.median_and_range(ratios)
         cost = model.costs(VOCAB)
         flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
         lengths = (config.segment, config.segment // 2)

@@ -75,7 +75,7 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     for label, contender in chosen.items():
         seconds = statistics.median(row[label] for row in rounds)
         ratios = [row[label] / row["slide"] for row in rounds]
-        shown = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        shown = machine.median_and_range(ratios, ".3f")
         flops = rated = "–"
         if label in configs:
             computed, of_slide = (
@@ -90,9 +90,7 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     for label in chosen:
         if label not in configs and "rec:fixed:skip" in chosen:
             ratios = [row[label] / row["rec:fixed:skip"] for row in rounds]
-            print(
-                f"  {label} / rec:fixed:skip: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            )
+            print(f"  {label} / rec:fixed:skip: {machine.median_and_range(ratios)}")
     return rows
 
 

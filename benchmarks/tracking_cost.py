@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import results
+from benchmarks import machine, results
 from benchmarks.machine import describe
 from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
@@ -123,8 +123,8 @@ def main(argv: list[str]) -> None:
     for kind in KINDS[1:]:
         ratios = [a / b - 1 for a, b in zip(wall[kind], wall[alone], strict=True)]
         beside = [a - b for a, b in zip(others[kind], others[alone], strict=True)]
-        time_added = f"{statistics.median(ratios):+.2%} ({min(ratios):+.2%} to {max(ratios):+.2%})"
-        time_beside = f"{statistics.median(beside):.2%} ({min(beside):.2%} to {max(beside):.2%})"
+        time_added = machine.median_and_range(ratios, "+.2%")
+        time_beside = machine.median_and_range(beside, ".2%")
         print(
             f"{kind}: step time {time_added}, median (range) of {len(ratios)} rounds; processor time beside training, of a "
             f"step, {time_beside}"
