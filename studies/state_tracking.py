@@ -93,12 +93,12 @@ MODELS: dict[str, ModelSettings] = {
 }
 """By name; block-recurrent's have windows of 8 tokens and as many states."""
 
-GATED: dict[str, Any] = {"negative_eigenvalues": True, "householders": 2, "key_dim": 12}
+TWO_KEYS: dict[str, Any] = {"householders": 2, "key_dim": 12, "mlp_dim": 12}
 MODELS_FOR_RECALL = MODELS | {
     "delta": mixers(("delta",) * 2, mlp_dim=38),
     "delta-negative": mixers(("delta",) * 2, mlp_dim=38, negative_eigenvalues=True),
-    "delta-two-positive-keys": mixers(("delta",) * 2, mlp_dim=12, **GATED | {"negative_eigenvalues": False}),
-    "delta-two-keys": mixers(("delta",) * 2, mlp_dim=12, **GATED),
+    "delta-two-positive-keys": mixers(("delta",) * 2, **TWO_KEYS),
+    "delta-two-keys": mixers(("delta",) * 2, **TWO_KEYS, negative_eigenvalues=True),
     "mamba2": mixers(("mamba2",) * 2, mlp_dim=50),
     "mlstm": mixers(("mlstm",) * 2, mlp_dim=40),
     "retention": mixers(("retention",) * 2, mlp_dim=42),

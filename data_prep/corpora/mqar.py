@@ -67,9 +67,8 @@ class Mqar(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(pairs=1)
+        self.check(pairs=1, rewrites=0)
         self.check_curriculum(self.curriculum, "pairs")
-        self.check(rewrites=0)
         most = max((self.pairs, *self.curriculum))
         given = most + min(self.rewrites, most)
         self.check(length=2 * (most + given), vocabulary=2 * given + 2)
@@ -97,8 +96,7 @@ class Mqar(Task):
         context = 2 * (pairs + rewrites)
         keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, pairs)]
         values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs + rewrites)]
-        again = [keys[i] for i in draws.distinct(pairs, rewrites)] if rewrites else []
-        written = [*keys, *again]
+        written = [*keys, *(keys[i] for i in draws.distinct(pairs, rewrites))]
         text = [BLANK] * self.length
         targets = [NOTHING] * self.length
         if self.filler == "random":
