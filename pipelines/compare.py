@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import HOME, first_writable, writable
+from pipelines.inference.targets import HOME, first_writable, tracked_as, writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
@@ -90,9 +90,7 @@ def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingCo
     for place in compared:
         # A sweep, an id, or something else, which is refused later.
         with suppress(OSError, ValueError, KeyError, TypeError):
-            trained = json.loads((place / "config.json").read_bytes())["tracking"]
-            where = {"uri": trained["uri"], "backend": trained["backend"]}
-            return replace(asked, **where, experiment=asked.experiment or trained["experiment"])
+            return tracked_as(json.loads((place / "config.json").read_bytes())["tracking"], asked)
     return asked
 
 

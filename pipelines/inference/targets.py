@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -209,15 +209,19 @@ def writable(file: Path | Place) -> bool:
     return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
+def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:
+    """Where to track: as ``asked``, else where a run is tracked whose config has ``trained`` under tracking."""
+    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
+    return replace(asked, **where, experiment=asked.experiment or trained["experiment"])
+
+
 def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
     """Where to track, and the folder of all runs, which has MLflow's file.
 
     The command line decides first, then the config of the checkpoint's run. A lone checkpoint and a read-only run use the working
     directory's folder.
     """
-    trained = checkpoint.meta["config"]["tracking"]
-    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
-    found = replace(asked, **where, experiment=asked.experiment or trained["experiment"], system_metrics="off")
+    found = replace(tracked_as(checkpoint.meta["config"]["tracking"], asked), system_metrics="off")
     if run is not None and writable(run.folder):
         return found, root_of(run.folder, checkpoint.meta["config"]["run"])
     found = found.located()
