@@ -28,7 +28,7 @@ from common.errors import UserError
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
-from pipelines.training.precision import machine_of
+from pipelines.training.precision import machine_of, width_of
 from recur_models import LlamaConfig, ModelConfig, RecConfig, detach
 from studies.papers.trainings import one_thread
 
@@ -148,8 +148,7 @@ def steps(name: Model, rounds: int) -> list[results.Cell]:
     for dtype_name, dtype in DTYPES.items():
         training = Training(config, vocab_size, lanes, dtype)
         runs[dtype_name] = lambda training=training: training.step(tokens_BT, tokens_BT.roll(-1, 1))
-    width = config.costs(vocab_size).embedding_parameters // vocab_size
-    label = f"{name}, d {width}, {lanes} × {length:,} tokens"
+    label = f"{name}, d {width_of(config, vocab_size)}, {lanes} × {length:,} tokens"
     return row(label, "tokens/s", lanes * length, *alternating(rounds, runs))
 
 

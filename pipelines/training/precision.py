@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import ModelSettings, TrainConfig
 from pipelines.training.world import World
 
 Name = Literal["float32", "bfloat16"]
@@ -78,6 +78,11 @@ def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> M
     return Machine(device.type, kind, frozenset(units))
 
 
+def width_of(model: ModelSettings, vocab_size: int) -> int:
+    """The size of a token's embedding."""
+    return model.costs(vocab_size).embedding_parameters // vocab_size
+
+
 def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Name | None = None) -> Precision:
     """The precision of a run, and why. It depends on nothing else.
 
@@ -94,7 +99,7 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Name |
     units = [unit for unit in UNITS if unit in machine.units]
     if not units:
         return Precision("float32", "the CPU has no units for bfloat16", machine.kind)
-    width = config.model.costs(vocab_size).embedding_parameters // vocab_size
+    width = width_of(config.model, vocab_size)
     if width < LEAST_WIDTH:
         reason = f"the model's width is {width}, and bfloat16 is faster from {LEAST_WIDTH} on"
         return Precision("float32", reason, machine.kind)
@@ -114,7 +119,7 @@ def begun_with(resume: Checkpoint) -> Name | None:
     return resume.meta.get("precision") if resume.meta["config"]["precision"] == "auto" else None
 
 
-def moved(resume: Checkpoint, precision: Precision) -> str:
+def moved_from(resume: Checkpoint, precision: Precision) -> str:
     """A sentence if the checkpoint was written on another kind of machine than this one; empty if not, or if nothing is known."""
     before = resume.meta.get("machine", precision.machine)
     if before == precision.machine:

@@ -28,7 +28,7 @@ from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
 from pipelines.training.loop import TrainInputs
-from pipelines.training.precision import agree, moved
+from pipelines.training.precision import agree, moved_from
 from pipelines.training.restoring import check_shapes
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
@@ -127,8 +127,9 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     if run.resume and config.num_workers != 0:
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
-    if run.resume and (sentence := moved(run.resume, run.precision)):
-        print(f"note: {sentence}", flush=True)
+    moved = moved_from(run.resume, run.precision) if run.resume else ""
+    if moved:
+        print(f"note: {moved}", flush=True)
     tracker = start_tracker(config, run, resume_step)
     tracker.set_tag("precision", run.precision.name)
     tracker.set_tag("machine", run.precision.machine)
