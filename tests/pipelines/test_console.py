@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,12 +80,22 @@ echo "${{COMPREPLY[@]}}"
 """
 
 
-def test_bash_completes_commands_presets_and_options(
+@pytest.fixture
+def script(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completion, "NAMES", ("doctor", "tune", "completion"))  # all take seconds
-    console.main(["completion", "bash"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+) -> Callable[[str], None]:
+    """Write a shell's completion of some commands into ``script``."""
+
+    def write(shell: str) -> None:
+        monkeypatch.setattr(completion, "NAMES", ("doctor", "tune", "completion"))  # all take seconds
+        console.main(["completion", shell])
+        (tmp_path / "script").write_text(capsys.readouterr().out)
+
+    return write
+
+
+def test_bash_completes_commands_presets_and_options(script: Callable[[str], None], tmp_path: Path) -> None:
+    script("bash")
     for words, expected in (
         ("doc", "doctor"),
         ("completion ''", "bash zsh"),
@@ -125,11 +135,9 @@ ZSH_CASES = (
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 def test_zsh_completes_the_same_and_keeps_the_completions_of_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: Callable[[str], None], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(completion, "NAMES", ("doctor", "tune", "completion"))  # all take seconds
-    console.main(["completion", "zsh"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    script("zsh")
     (tmp_path / "cases").write_text("\n".join(itertools.chain.from_iterable(ZSH_CASES)))
     environment = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
     subprocess.run(["zsh", "-f", "-c", "autoload -Uz compinit; compinit -u"], cwd=tmp_path, env=environment, check=True)
