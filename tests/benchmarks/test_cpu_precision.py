@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ def test_a_table_has_products_steps_and_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
-    monkeypatch.setattr(results, "record", partial(results.record, folder=tmp_path))
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
     words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32 --record")
     threads = torch.get_num_threads()
     cpu_precision.main(words)
