@@ -23,6 +23,7 @@ GROUPS = {
         "wikitext-gpt2-*": "Table 1, WikiText-103, windows that overlap by 0 to 50 tokens",
         "pg19-gpt2-*": "Table 2, PG-19, windows that overlap by 0 to 200 tokens",
         "pg19-llama-*": "Table 2's windows with a Llama, which the paper does not have",
+        "smollm2*": "a Llama of SmolLM2-135M's size on two cores: `paper gpt2 smollm2`",
         "pg19-mamba2*": "Table 2's books with a Mamba-2 and its State, which the paper does not have",
         "tiny-wikitext-gpt2-*": "Table 1 at a size that a CPU trains, from untrained weights",
         "tiny-pg19-gpt2-*": "Table 2 at a size that a CPU trains, from untrained weights",
