@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear, unit_norm
@@ -25,12 +26,13 @@ from recur_models.mixer import (
     Sizes,
     chunk_costs,
     decay_between,
+    decay_of_state,
     initial_log_rate,
     initial_step_bias,
     upcast,
     without_autocast,
 )
-from recur_models.protocol import State, reset
+from recur_models.protocol import State
 
 
 @without_autocast
@@ -63,27 +65,57 @@ def gated_delta_rule(
     q, k, v, log_decay, beta = (chunks.split(x) for x in (q, k, v, log_decay, beta))
     sum_BHNC = log_decay.cumsum(-1)  # b
     between = decay_between(sum_BHNC)
-    from_start = sum_BHNC.exp()[..., None]
-    # (I + A) U = β V and (I + A) M = β exp(b) K, with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
-    A = ((k @ k.transpose(-1, -2)) * between * beta[..., None]).tril(-1)
-    right_side = torch.cat([v, k * from_start], -1) * beta[..., None]
-    solution = torch.linalg.solve_triangular(A, right_side, upper=False, unitriangular=True)
-    U, M = solution.split([v.shape[-1], k.shape[-1]], -1)
+    from_start, chunk_decay = decay_of_state(sum_BHNC, fresh_BN)
+    # The chunk writes W: (I + A) W = β (V − exp(b) K S), with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
+    beta_k = k * beta[..., None]
+    inverse: Tensor = UnitLowerInverse.apply((beta_k @ k.transpose(-1, -2)) * between)
+    q = q * k.shape[-1] ** -0.5
     scores = (q @ k.transpose(-1, -2)) * between
-    k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
-    chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
-    state = initial_state.to(q.dtype)
+    k_to_end = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
+    loop = (v * beta[..., None], beta_k * from_start, inverse, k_to_end.transpose(-1, -2), chunk_decay)
+    state = initial_state.to(q.dtype).flatten(0, 1)
     states = []
     written = []
     # unbind, since the gradient of an index is as large as the whole sequence
-    parts = (x.unbind(2) for x in (U, M, k.transpose(-1, -2), chunk_decay))
-    for fresh_B, U_n, M_n, k_n, decay_n in zip(fresh_BN.unbind(1), *parts, strict=True):
-        state = reset(state, state.new_zeros(()), fresh_B)
+    for v_n, k_n, inverse_n, k_to_end_n, decay_n in zip(*(x.flatten(0, 1).unbind(1) for x in loop), strict=True):
         states.append(state)
-        written.append(U_n - M_n @ state)
-        state = decay_n * state + k_n @ written[-1]
-    outputs = (q * from_start) @ torch.stack(states, 2) + scores @ torch.stack(written, 2)
-    return chunks.join(outputs) * k.shape[-1] ** -0.5, state
+        written.append(inverse_n @ torch.baddbmm(v_n, k_n, state, alpha=-1))
+        state = torch.baddbmm(decay_n * state, k_to_end_n, written[-1])
+    before, written = (torch.stack(x, 1).unflatten(0, q.shape[:2]) for x in (states, written))
+    outputs = (q * from_start) @ before + scores @ written
+    return chunks.join(outputs), state.unflatten(0, q.shape[:2])
+
+
+def unit_lower_inverse(A: Tensor) -> Tensor:
+    """Inverse of I + the part of A below the diagonal [..., C, C]: that of each half, and −bottom⁻¹ A₂₁ top⁻¹ below."""
+    C = A.shape[-1]
+    half = C // 2
+    if C <= 16 or C % 2:
+        identity = torch.eye(C, dtype=A.dtype, device=A.device)
+        return torch.linalg.solve_triangular(A, identity, upper=False, unitriangular=True)
+    top, bottom = unit_lower_inverse(torch.stack([A[..., :half, :half], A[..., half:, half:]]))
+    inverse = torch.zeros_like(A)
+    inverse[..., :half, :half] = top
+    inverse[..., half:, half:] = bottom
+    inverse[..., half:, :half] = -(bottom @ A[..., half:, :half] @ top)
+    return inverse
+
+
+class UnitLowerInverse(torch.autograd.Function):
+    """`unit_lower_inverse`, whose gradient is two products rather than that of every half."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, A: Tensor) -> Tensor:
+        inverse = unit_lower_inverse(A)
+        ctx.save_for_backward(inverse)  # pyrefly: ignore
+        return inverse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:  # pyrefly: ignore
+        (inverse,) = ctx.saved_tensors  # pyrefly: ignore
+        transposed = inverse.transpose(-1, -2)
+        return (transposed @ grad @ transposed).tril_(-1).neg_()
 
 
 class GatedDelta(RecurrentMixer):
@@ -158,7 +190,7 @@ class GatedDelta(RecurrentMixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """As `Mixer.costs`, without solving the triangular system."""
+        """As `Mixer.costs`, without inverting the triangular matrices."""
         H = sizes.heads
         E = sizes.key_dim
         V = sizes.value_dim
@@ -166,10 +198,10 @@ class GatedDelta(RecurrentMixer):
         W = sizes.window
         d = sizes.d_model
         channels = H * (E + R * (E + V))
-        total = scales(d, V * sizes.head_norm, channels * sizes.conv)
+        total = scales(d, V * sizes.head_norm) + product(W, channels, sizes.conv)
         total += product(W, d, channels) + product(W, d, R * H) + product(W, H * V, d)
         if sizes.decays:
             total += product(W, d, H) + scales(2 * H)
         if sizes.output_gate:
             total += product(W, d, H * V)
-        return total + chunk_costs(sizes, H, pairs=2 * E + V, states=3 * E * V, per_token=R)
+        return total + chunk_costs(sizes, H, pairs=2 * E + 2 * V, states=3 * E * V, per_token=R)

@@ -23,10 +23,11 @@ from recur_models.mixer import (
     Sizes,
     chunk_costs,
     decay_between,
+    decay_of_state,
     split_qkv_gate,
     without_autocast,
 )
-from recur_models.protocol import State, reset
+from recur_models.protocol import State
 
 
 @without_autocast
@@ -43,7 +44,7 @@ def decayed_attention(
     """Linear attention to all earlier tokens, whose weights decay with time (Sun et al. 2023, arXiv 2307.08621).
 
     Args:
-        q, k: [B, T, H, E]; v: [B, T, H, V].
+        q, k: [B, T, G, E], shared by the heads of each of G groups; v: [B, T, H, V].
         log_decay: [B, T, H], at most 0.
         initial_state: [B, H, E, V].
         chunk: tokens that are computed at once; it does not change the result.
@@ -52,37 +53,46 @@ def decayed_attention(
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
+    G = q.shape[2]
     chunks = Chunks.of(q.shape[1], chunk)
-    fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
     sum_BHNC = log_decay.cumsum(-1)  # b
-    within = ((q @ k.transpose(-1, -2)) * decay_between(sum_BHNC)) @ v
-    k = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]  # decayed to the chunk's end
-    chunk_decay = sum_BHNC[..., -1].exp()[..., None, None]
-    before_BHNEV, state = states_before_chunks(k.transpose(-1, -2) @ v, chunk_decay, initial_state, fresh_BN)
-    return chunks.join(within + (q * sum_BHNC.exp()[..., None]) @ before_BHNEV), state
+    from_start, chunk_decay = decay_of_state(sum_BHNC, chunks.fresh(fresh_BK, q))
+    to_end = (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
+    scores = (q @ k.transpose(-1, -2))[:, :, None] * decay_between(sum_BHNC).unflatten(1, (G, -1))
+    added = k.transpose(-1, -2) @ by_group(v * to_end, G).flatten(-2)
+    added = added.unflatten(-1, (-1, v.shape[-1]))
+    before, state = states_before_chunks(added, by_group(chunk_decay, G), by_group(initial_state, G))
+    read = (q @ before.flatten(-2)).unflatten(-1, (-1, v.shape[-1])) * by_group(from_start, G)
+    outputs = read + by_group(scores.flatten(1, 2) @ v, G)
+    return chunks.join(by_head(outputs)), by_head(state)
 
 
-def states_before_chunks(
-    added_BHNEV: Tensor, decay_BHN11: Tensor, initial_state: Tensor, fresh_BN: Tensor
-) -> tuple[Tensor, Tensor]:
-    """States that decay over each chunk and gain what it adds: those before all chunks [B, H, N, E, V], and the one after the last.
+def by_group(x_BHE: Tensor, groups: int) -> Tensor:
+    """[B, H, …, E] → [B, G, …, H/G, E]: the heads of a group side by side."""
+    return x_BHE.unflatten(1, (groups, -1)).movedim(2, -2)
 
-    ``fresh_BN``: bool, True where the state is reset before the chunk.
-    """
-    state = initial_state.to(added_BHNEV.dtype)
+
+def by_head(x_BGE: Tensor) -> Tensor:
+    """`by_group` undone."""
+    return x_BGE.movedim(-2, 2).flatten(1, 2)
+
+
+def states_before_chunks(added_BHNE: Tensor, decay_BHN1: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor]:
+    """States that decay over each chunk and gain what it adds: those before all chunks, and the one after the last."""
+    state = initial_state.to(added_BHNE.dtype)
     states = []
     # unbind, since the gradient of an index is as large as the whole sequence
-    for fresh_B, added, decay in zip(fresh_BN.unbind(1), added_BHNEV.unbind(2), decay_BHN11.unbind(2), strict=True):
-        state = reset(state, state.new_zeros(()), fresh_B)
+    for added, decay in zip(added_BHNE.unbind(2), decay_BHN1.unbind(2), strict=True):
         states.append(state)
-        state = decay * state + added
+        state = torch.addcmul(added, decay, state)
     return torch.stack(states, 2), state
 
 
-def decayed_attention_costs(sizes: Sizes, heads: int, key_dim: int, value_dim: int) -> Costs:
+def decayed_attention_costs(sizes: Sizes, groups: int, heads: int, key_dim: int, value_dim: int) -> Costs:
     """Costs of `decayed_attention` over one block of one lane."""
-    return chunk_costs(sizes, heads, pairs=key_dim + value_dim, states=2 * key_dim * value_dim)
+    scores = chunk_costs(sizes, groups, pairs=key_dim, states=0)
+    return scores + chunk_costs(sizes, heads, pairs=value_dim, states=2 * key_dim * value_dim)
 
 
 class Retention(RecurrentMixer):
@@ -122,5 +132,5 @@ class Retention(RecurrentMixer):
             scales(sizes.d_model, V)
             + product(sizes.window, sizes.d_model, 2 * H * (E + V))
             + product(sizes.window, H * V, sizes.d_model)
-            + decayed_attention_costs(sizes, H, E, V)
+            + decayed_attention_costs(sizes, H, H, E, V)
         )

@@ -76,11 +76,11 @@ class Mamba2(RecurrentMixer):
             step_BTH = step_BTH.clamp(*self.variant.step_limit)
         if valid_BT is not None:
             step_BTH = step_BTH * valid_BT[..., None]
-        k, q = (shared.unflatten(-1, (G, -1)).repeat_interleave(H // G, 2) for shared in (k, q))
+        k, q = (shared.unflatten(-1, (G, -1)) for shared in (k, q))
         v = x * step_BTH[..., None]
         log_decay_BTH = -upcast(self.log_rate_H).exp() * step_BTH
         y, states = decayed_attention(q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK)
-        y = (y + self.skip_H[:, None] * x).to(x_BTD.dtype).flatten(-2)
+        y = torch.addcmul(y, self.skip_H[:, None], x).to(x_BTD.dtype).flatten(-2)
         return self.out(self.inner_norm(y * nn.functional.silu(z))), {"states": states, "inputs": inputs}
 
     @staticmethod
@@ -91,8 +91,9 @@ class Mamba2(RecurrentMixer):
         inner = H * V
         channels = inner + 2 * variant.groups * E
         inward = inner + channels + H
-        total = scales(sizes.d_model, channels * (sizes.conv + variant.conv_bias), 3 * H, inner)
+        total = scales(sizes.d_model, channels * variant.conv_bias, 3 * H, inner)
+        total += product(sizes.window, channels, sizes.conv)
         total += product(sizes.window, sizes.d_model, inward) + product(sizes.window, inner, sizes.d_model)
         if variant.projection_bias:
             total += scales(inward, sizes.d_model)
-        return total + decayed_attention_costs(sizes, H, E, V)
+        return total + decayed_attention_costs(sizes, variant.groups, H, E, V)

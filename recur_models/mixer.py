@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs
 from recur_models.layers import RMSNorm
@@ -130,6 +131,38 @@ class RecurrentMixer(Mixer):
         return [Probe("state_change", self.carried, relative_change)]
 
 
+class DepthwiseConvolution(torch.autograd.Function):
+    """That of `depthwise_convolution`, since the backward pass of torch's takes four times as long on a CPU."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_NSZ: Tensor, weight_ZJ: Tensor, bias_Z: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NSZ, weight_ZJ, bias_Z)  # pyrefly: ignore
+        images = x_NSZ.transpose(1, 2)[:, :, None]
+        y = nn.functional.conv2d(images, weight_ZJ[:, None, None], bias_Z, groups=len(weight_ZJ))
+        return y[:, :, 0].transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_NWZ: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # pyrefly: ignore
+        x_NSZ, weight_ZJ, bias_Z = ctx.saved_tensors  # pyrefly: ignore
+        images = grad_NWZ.transpose(1, 2)[:, :, None]
+        grad_x = nn.functional.conv_transpose2d(images, weight_ZJ[:, None, None], groups=len(weight_ZJ))
+        W = grad_NWZ.shape[1]
+        seen = [x_NSZ[:, j : j + W] for j in range(weight_ZJ.shape[1])]
+        grad_weight_ZJ = torch.stack([(grad_NWZ * each).sum((0, 1)) for each in seen], 1)
+        return grad_x[:, :, 0].transpose(1, 2), grad_weight_ZJ, None if bias_Z is None else grad_NWZ.sum((0, 1))
+
+
+@without_autocast
+def depthwise_convolution(x_NSZ: Tensor, weight_ZJ: Tensor, bias_Z: Tensor | None) -> Tensor:
+    """Each channel is y_t = Σ_j weight_j x_{t+j} + bias: [N, S, Z] → [N, S − J, Z]."""
+    if x_NSZ.shape[1] == weight_ZJ.shape[1]:
+        # A single output, as in stepping: conv2d would take longer to set up than to run.
+        y_N1Z = (x_NSZ * weight_ZJ.T).sum(1, keepdim=True)
+        return y_N1Z if bias_Z is None else y_N1Z + bias_Z
+    return DepthwiseConvolution.apply(x_NSZ, weight_ZJ, bias_Z)
+
+
 class ShortConvolution(nn.Module):
     """A depthwise causal convolution over the last ``taps`` tokens of the document, then SiLU.
 
@@ -154,22 +187,19 @@ class ShortConvolution(nn.Module):
         blocks = fresh_BK.shape[1]
         length = x_BTZ.shape[1] // blocks
         all_BSZ = torch.cat([inputs_BJZ.to(x_BTZ.dtype), x_BTZ], 1)
-        earlier = [all_BSZ[:, start : start + kept] for start in range(0, x_BTZ.shape[1], length)]
-        earlier_BKJZ = torch.stack(earlier, 1).masked_fill(fresh_BK[:, :, None, None], 0.0)
+        earlier_BKJZ = all_BSZ.unfold(1, kept, length)[:, :blocks].transpose(-1, -2)
+        earlier_BKJZ = earlier_BKJZ.masked_fill(fresh_BK[:, :, None, None], 0.0)
         padded_BKSZ = torch.cat([earlier_BKJZ, x_BTZ.unflatten(1, (blocks, length))], 2)
         weight_ZJ = self.weight.to(x_BTZ.dtype)
-        y_BKWZ = padded_BKSZ[:, :, :length] * weight_ZJ[:, 0]
-        for j in range(1, kept + 1):
-            y_BKWZ = y_BKWZ + padded_BKSZ[:, :, j : j + length] * weight_ZJ[:, j]
-        if self.bias is not None:
-            y_BKWZ = y_BKWZ + self.bias.to(x_BTZ.dtype)
+        bias_Z = None if self.bias is None else self.bias.to(x_BTZ.dtype)
+        y_BTZ = depthwise_convolution(padded_BKSZ.flatten(0, 1), weight_ZJ, bias_Z).reshape(x_BTZ.shape)
         last_BSZ = padded_BKSZ[:, -1]
         if valid_BT is None:
             after_BJZ = last_BSZ[:, length:].clone()
         else:
             index_BJ = valid_BT.sum(1, keepdim=True) + torch.arange(kept, device=x_BTZ.device)
             after_BJZ = torch.take_along_dim(last_BSZ, index_BJ[..., None], 1)
-        return nn.functional.silu(y_BKWZ).flatten(1, 2), after_BJZ
+        return nn.functional.silu(y_BTZ), after_BJZ
 
 
 class Chunks(NamedTuple):
@@ -195,7 +225,7 @@ class Chunks(NamedTuple):
         if self.padding:
             pad: list[int] = [0, 0] * (x_BTH.dim() - 2) + [0, self.padding]
             x_BTH = nn.functional.pad(x_BTH, pad)
-        return x_BTH.unflatten(1, (self.count, self.size)).movedim(3, 1)
+        return x_BTH.unflatten(1, (self.count, self.size)).movedim(3, 1).contiguous()
 
     def join(self, x_BHNCE: Tensor) -> Tensor:
         """[B, H, N, C, E] → [B, T, H, E] without the padding."""
@@ -219,13 +249,25 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def masked_later(C: int, like: Tensor) -> Tensor:
+    """Added to logarithms [C, C] of weights, it leaves token i none of a later token j: −∞ for j > i, else 0."""
+    return torch.full((C, C), float("-inf"), dtype=like.dtype, device=like.device).triu(1)
+
+
 def decay_between(sum_BHNC: Tensor) -> Tensor:
     """What is left at token i of what token j wrote: exp(b_i − b_j) for i ≥ j, else 0 [B, H, N, C, C]. ``sum_BHNC``: the cumulative
     log decays b."""
-    C = sum_BHNC.shape[-1]
-    later_CC = torch.ones(C, C, dtype=torch.bool, device=sum_BHNC.device).triu(1)
-    difference = sum_BHNC[..., :, None] - sum_BHNC[..., None, :]
-    return difference.masked_fill(later_CC, float("-inf")).exp()
+    difference = sum_BHNC[..., :, None] + (-sum_BHNC)[..., None, :]
+    return difference.add_(masked_later(sum_BHNC.shape[-1], difference)).exp_()
+
+
+def decay_of_state(sum_BHNC: Tensor, fresh_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of the state before a chunk at each of its tokens [B, H, N, C, 1], and after it [B, H, N, 1, 1].
+
+    Nothing is left where a document begins with the chunk (``fresh_BN``). ``sum_BHNC``: the cumulative log decays.
+    """
+    from_start = sum_BHNC.exp().masked_fill(fresh_BN[:, None, :, None], 0.0)[..., None]
+    return from_start, from_start[..., -1:, :]
 
 
 def chunk_costs(sizes: Sizes, heads: int, pairs: int, states: int, per_token: int = 1) -> Costs:

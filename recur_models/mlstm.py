@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import decayed_attention_costs, states_before_chunks
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, split_qkv_gate, upcast, without_autocast
+from recur_models.mixer import (
+    Chunks,
+    RecurrentMixer,
+    Sizes,
+    decay_of_state,
+    masked_later,
+    split_qkv_gate,
+    upcast,
+    without_autocast,
+)
 from recur_models.protocol import State, reset
 
 GATE_CAP = 15.0
@@ -54,36 +63,32 @@ def matrix_memory(
     fresh_BN = chunks.fresh(fresh_BK, q)
     if chunks.padding:
         input_gate = nn.functional.pad(input_gate, (0, 0, 0, chunks.padding), value=NO_INPUT)
-    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     q, k, v, log_forget = (chunks.split(x) for x in (q, k, v, log_forget))
+    v = nn.functional.pad(v, (0, 1), value=1.0)
     input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
     sum_BHNC = log_forget.cumsum(-1)  # b
     # What token j wrote weighs exp(b_i + ĩ_j − b_j) at token i of its chunk.
     relative_BHNC = input_BHNC - sum_BHNC
     highest_BHNC = sum_BHNC + relative_BHNC.cummax(-1).values
-    later_CC = torch.ones(chunks.size, chunks.size, dtype=torch.bool, device=q.device).triu(1)
-    log_weights = (sum_BHNC[..., :, None] + relative_BHNC[..., None, :]).masked_fill(later_CC, float("-inf"))
     scale = initial_scale.to(q.dtype)
-    carried = []
-    all_scales = []
-    for fresh_B, sum_BHC, highest_BHC in zip(
-        fresh_BN.unbind(1), sum_BHNC.unbind(2), highest_BHNC.unbind(2), strict=True
+    scales = []
+    for fresh_B, sum_BH, highest_BH in zip(
+        fresh_BN.unbind(1), sum_BHNC[..., -1].unbind(2), highest_BHNC[..., -1].unbind(2), strict=True
     ):
-        scale = reset(scale, scale.new_zeros(()), fresh_B)
-        carried.append(sum_BHC + scale[..., None])
-        all_scales.append(torch.maximum(carried[-1], highest_BHC))
-        scale = all_scales[-1][..., -1]
-    carried_BHNC = torch.stack(carried, 2)
-    scale_BHNC = torch.stack(all_scales, 2)
-    within = (q @ k.transpose(-1, -2)) * (log_weights - scale_BHNC[..., None]).exp()
-    last_BHN1 = scale_BHNC[..., -1:]
-    k = (sum_BHNC[..., -1:] + relative_BHNC - last_BHN1).exp()[..., None] * k  # decayed to the chunk's end
-    chunk_decay = (carried_BHNC[..., -1:] - last_BHN1).exp()[..., None]
-    before_BHNEV, state = states_before_chunks(k.transpose(-1, -2) @ v, chunk_decay, initial_state, fresh_BN)
-    q = (carried_BHNC - scale_BHNC).exp()[..., None] * q
-    h, normaliser = (within @ v + q @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
+        scales.append(reset(scale, scale.new_zeros(()), fresh_B))
+        scale = torch.maximum(scales[-1] + sum_BH, highest_BH)
+    carried_BHNC = sum_BHNC + torch.stack(scales, 2)[..., None]
+    scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)
+    log_weights = (sum_BHNC - scale_BHNC)[..., :, None] + relative_BHNC[..., None, :]
+    weights = log_weights.add_(masked_later(chunks.size, log_weights)).exp_()
+    to_end = (sum_BHNC[..., -1:] + relative_BHNC - scale_BHNC[..., -1:]).exp()[..., None]
+    added = (k * to_end).transpose(-1, -2) @ v
+    from_start, chunk_decay = decay_of_state(carried_BHNC - scale_BHNC, fresh_BN)
+    before_BHNEV, state = states_before_chunks(added, chunk_decay, initial_state)
+    within = ((q @ k.transpose(-1, -2)) * weights) @ v
+    h, normaliser = (within + (q * from_start) @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
     floor = (-scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
-    return chunks.join(h / (torch.maximum(normaliser.abs(), floor) + 1e-6)), state, scale.clone()
+    return chunks.join(h * (torch.maximum(normaliser.abs(), floor) + 1e-6).reciprocal()), state, scale
 
 
 class MatrixLSTM(RecurrentMixer):
@@ -142,4 +147,4 @@ class MatrixLSTM(RecurrentMixer):
         V = sizes.value_dim
         parts = scales(sizes.d_model, V, 2 * H) + product(sizes.window, sizes.d_model, 2 * H * (E + V))
         parts += product(sizes.window, sizes.d_model, 2 * H) + product(sizes.window, H * V, sizes.d_model)
-        return parts + decayed_attention_costs(sizes, H, E, V + 1)
+        return parts + decayed_attention_costs(sizes, H, H, E, V + 1)
