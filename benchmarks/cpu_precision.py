@@ -2,10 +2,14 @@
 
     python -m benchmarks.cpu_precision                                          about six minutes of one core
     python -m benchmarks.cpu_precision --models small-rec --training-steps 300  and the loss after so many steps, in both
+    python -m benchmarks.cpu_precision --models slide-768 small-slide --profile 10  and the largest entries of a step's profile
 
 Both precisions take turns in one process. Times are CPU seconds of the process: other work on the machine delays it, and is not
 counted. A step is forward, backward, clipping and AdamW on random tokens, State carried. The losses are those of Python's own
 source in bytes, without dropout.
+
+The floor of a step is its matrix products (recur_models/costs.py, forward and backward) at the rate of a 2,048² product, measured
+in the same run. A step's share of the rate is that floor over its seconds.
 """
 
 from __future__ import annotations
@@ -29,13 +33,15 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
 from pipelines.training.precision import machine_of, width_of
-from recur_models import LlamaConfig, ModelConfig, RecConfig, detach
+from recur_models import LlamaConfig, ModelConfig, RecConfig, SlideConfig, detach
 from studies.papers.trainings import one_thread
 
 Model = Literal[
     "demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "small-llama", "small-xl", "small-memorizing", "small-delta",
-    "small-mamba2", "small-mlstm", "small-retention", "small-rmt", "medium-rec", "smollm2",
+    "small-mamba2", "small-mlstm", "small-retention", "small-rmt", "small-slide", "small-feedback", "slide-768", "medium-rec",
+    "smollm2",
 ]  # fmt: skip
+Rows = list[list[results.Cell]]
 BY_DEFAULT: tuple[Model, ...] = ("demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "medium-rec", "smollm2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SIZES = {512: 20, 1024: 5, 2048: 2}
@@ -47,8 +53,9 @@ class BenchConfig:
     """What is measured."""
 
     models: tuple[Model, ...] = BY_DEFAULT
-    """Presets' models; demo-128: demo-rec's at width 128; rec-128 and rec-192: small-rec's at these widths; medium-rec: the medium
-    size of contenders.py; smollm2: two layers of SmolLM2-135M, with its vocabulary."""
+    """Presets' models; demo-128: demo-rec's at width 128; rec-128 and rec-192: small-rec's at these widths; small-feedback:
+    feedback:fixed:skip at small-rec's size; slide-768: three layers, d 768, window 256; medium-rec: the medium size of
+    contenders.py; smollm2: two layers of SmolLM2-135M, with its vocabulary."""
     rounds: int = 8
     """Rounds; the first two do not count."""
     training_steps: int = 0
@@ -57,6 +64,8 @@ class BenchConfig:
     """Lanes of the compared trainings."""
     segment_length: int = 512
     """Tokens of a lane in one of their steps."""
+    profile: int = 0
+    """Entries of each step's profile, the largest first; 0 for no profile."""
     record: bool = False
     """Record the result in results/speed."""
 
@@ -76,6 +85,10 @@ def case(name: Model) -> tuple[ModelConfig, int, int, int]:
     if name == "demo-128":
         demo: Any = PRESETS["demo-rec"].model
         return replace(demo, d_model=128, heads=4, mlp_dim=512), 257, 16, 256
+    if name == "small-feedback":
+        return model_configs("small")["feedback:fixed:skip"], 257, 2, 1024
+    if name == "slide-768":
+        return SlideConfig(3, 768, heads=12, head_dim=64, mlp_dim=3072, window=256, dropout=0.0), 257, 2, 1024
     if name in ("rec-128", "rec-192"):
         width = int(name[-3:])
         narrow: RecConfig = replace(small, d_model=width, heads=width // 64, mlp_dim=4 * width)
@@ -130,26 +143,66 @@ def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: l
     return [label, *rates, unit, ratio]
 
 
-def products(rounds: int) -> Iterator[list[results.Cell]]:
-    """A row for each size."""
+def products(rounds: int, rates: dict[str, float]) -> Iterator[list[results.Cell]]:
+    """A row for each size. The largest size's FLOP/s are put into ``rates``, by the name of the precision."""
     for size, repeats in SIZES.items():
         runs: dict[str, Callable[[], object]] = {}
         for name, dtype in DTYPES.items():
             a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
             runs[name] = lambda a=a, b=b, repeats=repeats: [torch.mm(a, b) for _ in range(repeats)]
-        yield row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, *alternating(rounds, runs))
+        seconds, ratios = alternating(rounds, runs)
+        rates |= {name: 2 * size**3 * repeats / seconds[name] for name in DTYPES}
+        yield row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, seconds, ratios)
 
 
-def steps(name: Model, rounds: int) -> list[results.Cell]:
-    """The row of a model."""
+def step_runs(name: Model) -> dict[str, Callable[[], object]]:
+    """A model's training step in each precision, on the same tokens."""
     config, vocab_size, lanes, length = case(name)
     tokens_BT = torch.randint(vocab_size, (lanes, length), generator=torch.Generator().manual_seed(0))
     runs: dict[str, Callable[[], object]] = {}
     for dtype_name, dtype in DTYPES.items():
         training = Training(config, vocab_size, lanes, dtype)
         runs[dtype_name] = lambda training=training: training.step(tokens_BT, tokens_BT.roll(-1, 1))
+    return runs
+
+
+def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int, rates: dict[str, float]) -> Rows:
+    """The rows of a model: its tokens/s, and the share of ``rates`` that its products reach."""
+    config, vocab_size, lanes, length = case(name)
+    seconds, ratios = alternating(rounds, runs)
     label = f"{name}, d {width_of(config, vocab_size)}, {lanes} × {length:,} tokens"
-    return row(label, "tokens/s", lanes * length, *alternating(rounds, runs))
+    speeds = row(label, "tokens/s", lanes * length, seconds, ratios)
+    flops = config.costs(vocab_size).computed_training_flops_per_token * lanes * length
+    shares = [f"{flops / rates[dtype] / seconds[dtype]:.0%}" for dtype in DTYPES]
+    print(f"  {f'{flops / 1e9:,.0f} GFLOP':>44} {shares[0]:>8} {shares[1]:>8} of the rate", flush=True)
+    return [speeds, [f"{name}: {flops / 1e9:,.0f} GFLOP a step", *shares, "of the rate", results.NONE]]
+
+
+def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, repeats: int = 5) -> Rows:
+    """The largest entries of a step's profile in each precision: milliseconds of an operation itself, the median of the repeats."""
+    rows: Rows = []
+    for dtype, run in runs.items():
+        found: dict[str, list[float]] = {}
+        calls: dict[str, int] = {}
+        for _ in range(repeats):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                run()
+            for event in profile.key_averages():
+                found.setdefault(event.key, []).append(event.self_cpu_time_total / 1000)
+                calls[event.key] = event.count
+        median = {key: statistics.median(each) for key, each in found.items()}
+        total = sum(median.values())
+        for key in sorted(median, key=lambda key: -median[key])[:entries]:
+            cells: list[results.Cell] = [
+                f"{name}, {dtype}",
+                key,
+                calls[key],
+                f"{median[key]:.1f}",
+                f"{median[key] / total:.1%}",
+            ]
+            print(f"  {cells[0]:24} {key:50.50} {calls[key]:>6} {cells[3]:>9} ms {cells[4]:>6}", flush=True)
+            rows.append(cells)
+    return rows
 
 
 def losses(config: BenchConfig) -> list[results.Cell]:
@@ -178,8 +231,13 @@ def main(argv: list[str]) -> None:
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():
         print(f"{machine.describe()}; {kind}", flush=True)
-        rows = list(products(config.rounds))
-        rows += [steps(name, config.rounds) for name in config.models]
+        rates: dict[str, float] = {}
+        rows = list(products(config.rounds, rates))
+        profiles: Rows = []
+        for name in config.models:
+            runs = step_runs(name)
+            rows += steps(name, runs, config.rounds, rates)
+            profiles += profiled(name, runs, config.profile) if config.profile else []
         if config.training_steps:
             rows.append(losses(config))
     recorder.table(
@@ -188,6 +246,13 @@ def main(argv: list[str]) -> None:
         rows,
         text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
     )
+    if profiles:
+        recorder.table(
+            "Profile of a training step on a CPU",
+            ("step", "operation", "calls", "ms", "of the step"),
+            profiles,
+            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of five steps."],
+        )
 
 
 if __name__ == "__main__":

@@ -18,16 +18,22 @@ def test_a_table_has_products_steps_and_losses(
 ) -> None:
     monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32 --record")
+    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32 --profile 2 --record")
     threads = torch.get_num_threads()
     cpu_precision.main(words)
     assert torch.get_num_threads() == threads
     first, *lines = capsys.readouterr().out.splitlines()
-    assert "1 threads" in first and len(lines) == 3
+    assert "1 threads" in first and len(lines) == 8
     assert lines[0].split()[:3] == ["product", "of", "32²"] and "d 96, 16 × 256 tokens" in lines[1]
-    assert "bits/byte, last 1 of 2 steps of 2 × 32 tokens" in lines[2]
-    (record,) = results.read(tmp_path / "speed" / results.JSON).records
-    assert [len(row) for row in record.rows] == [5] * 3 and "--record" not in record.command
+    flops = 4096 * cpu_precision.case("demo-rec")[0].costs(257).computed_training_flops_per_token
+    assert lines[2].split()[:2] == [f"{flops / 1e9:.0f}", "GFLOP"] and lines[2].endswith("of the rate")
+    assert [line.split()[:2] for line in lines[3:7]] == [
+        ["demo-rec,", name] for name in 2 * ["float32"] + 2 * ["bfloat16"]
+    ]
+    assert "bits/byte, last 1 of 2 steps of 2 × 32 tokens" in lines[7]
+    record, profile = results.read(tmp_path / "speed" / results.JSON).records
+    assert [len(row) for row in record.rows] == [5] * 4 and "--record" not in record.command
+    assert len(profile.rows) == 4 and "aten::" in "".join(str(row[1]) for row in profile.rows)
 
 
 def test_both_precisions_take_turns_and_the_first_rounds_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
