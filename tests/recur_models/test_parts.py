@@ -1,4 +1,4 @@
-"""Sizes, the chunked loss and the registry."""
+"""Sizes, attention, the chunked loss and the registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from recur_models import IGNORED, MODELS, losses, model_from_json
 from recur_models.block_recurrent import RecConfig
-from recur_models.layers import PositionBias
+from recur_models.layers import PositionBias, attend
 from recur_models.sliding_window import SlideConfig
 
 # d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
@@ -144,3 +144,19 @@ def test_the_registry_knows_every_model_by_its_name() -> None:
         | staircase
     )
     assert all(config.name == name for name, config in MODELS.items())
+
+
+@pytest.mark.parametrize("absent", [None, [True, False]])
+def test_attention_in_bfloat16_on_a_cpu_is_that_of_float32_without_the_slow_kernel(absent: list[bool] | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 8, generator=generator).bfloat16().requires_grad_() for n in (4, 6, 6))
+    absent_B = None if absent is None else torch.tensor(absent)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found = attend(q, k, v, absent_B)
+    exact = attend(q.float(), k.float(), v.float(), absent_B)
+    torch.testing.assert_close(found.float(), exact, atol=0.03, rtol=0.03)
+    for gradient, wanted in zip(
+        torch.autograd.grad(found.float().sum(), (q, k, v)), torch.autograd.grad(exact.sum(), (q, k, v)), strict=True
+    ):
+        torch.testing.assert_close(gradient, wanted, atol=0.1, rtol=0.03)
+    assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
