@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
@@ -126,8 +127,42 @@ def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
     return layer(x[None])[0, ..., part]  # a quantised layer reads no single vector
 
 
+class _NormToBfloat16(torch.autograd.Function):
+    """x / √(mean(x²) + eps) over the last dimension: float32 in, bfloat16 out. Elementwise work is done once in each direction."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        inverse = torch.rsqrt(norm.square() / x.shape[-1] + eps)
+        normed = (x * inverse).bfloat16()
+        ctx.save_for_backward(normed, inverse)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore
+        normed, inverse = ctx.saved_tensors  # pyrefly: ignore
+        along = (grad * normed).mean(-1, keepdim=True)
+        return torch.addcmul(grad, normed, along, value=-1) * inverse, None
+
+
+def trains_in_bfloat16_on_cpu(x: Tensor) -> bool:
+    """Whether ``x`` is an activation of float32 in a training under autocast on a CPU, not compiled."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and x.requires_grad
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and not torch.compiler.is_compiling()
+    )
+
+
 class RMSNorm(nn.Module):
-    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own."""
+    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own.
+
+    In training under autocast on a CPU it gives bfloat16, which the products after it need: torch's norm is not fused there.
+    """
 
     def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
         super().__init__()
@@ -136,6 +171,8 @@ class RMSNorm(nn.Module):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.groups == 1 and trains_in_bfloat16_on_cpu(x):
+            return _NormToBfloat16.apply(x, self.eps) * self.scale.bfloat16()  # pyrefly: ignore
         scale = self.scale.to(x.dtype)
         if self.groups == 1:
             return F.rms_norm(x, scale.shape, scale, eps=self.eps)
