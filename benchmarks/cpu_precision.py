@@ -178,7 +178,7 @@ def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int, rates
     return [speeds, [f"{name}: {flops / 1e9:,.0f} GFLOP a step", *shares, "of the rate", results.NONE]]
 
 
-def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, repeats: int = 5) -> Rows:
+def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, repeats: int = 3) -> Rows:
     """The largest entries of a step's profile in each precision: milliseconds of an operation itself, the median of the repeats."""
     rows: Rows = []
     for dtype, run in runs.items():
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> None:
             "Profile of a training step on a CPU",
             ("step", "operation", "calls", "ms", "of the step"),
             profiles,
-            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of five steps."],
+            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
         )
 
 
