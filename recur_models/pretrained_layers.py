@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recur_models.layers import MASKED, merge_heads
+from recur_models.layers import MASKED, fused_attention_is_slow, merge_heads
 
 Pooling = Literal["mean", "max", "attention"]
 
@@ -77,13 +77,20 @@ class DecoderLayer(nn.Module, ABC):
         rate = self.rate if self.training else 0.0
         k = self.repeat_heads(k)
         v = self.repeat_heads(v)
-        if prev_BND is None:
+        if prev_BND is None and not fused_attention_is_slow(q):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
+        if prev_BND is None:
+            return self.weights(q, k, seen_Bnm, rate) @ v
         k_prev, v_prev = (self.repeat_heads(x_BGNE) for x_BGNE in self.keys_values(prev_BND))
-        logits = q @ torch.cat([k_prev, k], 2).transpose(-1, -2) / q.shape[-1] ** 0.5
-        weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(v.dtype)
-        weights_prev, weights_window = F.dropout(weights, rate).split([k_prev.shape[2], k.shape[2]], -1)
+        weights = self.weights(q, torch.cat([k_prev, k], 2), seen_Bnm, rate)
+        weights_prev, weights_window = weights.split([k_prev.shape[2], k.shape[2]], -1)
         return self.sources(torch.stack([weights_prev @ v_prev, weights_window @ v])).sum(0)
+
+    def weights(self, q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Tensor:
+        """Attention's weights after dropout [B, H, n, m]."""
+        logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(q.dtype)
+        return F.dropout(weights, rate)
 
     def forward(
         self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None

@@ -111,6 +111,23 @@ def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_fir
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("overlap", [0, 3])
+@pytest.mark.parametrize("config", [LlamaConfig, LlamaRecConfig])
+def test_in_bfloat16_on_a_cpu_it_attends_as_in_float32_without_the_slow_kernel(
+    config: type[LlamaConfig], overlap: int
+) -> None:
+    torch.manual_seed(0)
+    model = config(pretrained="none", kv_heads=2, window=8, overlap=overlap, **SIZES).build(IDS)
+    tokens = text(2, 4 * (8 - overlap))
+    exact, _ = model(tokens, None, None, tokens)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.autocast("cpu", torch.bfloat16):
+            found, _ = model(tokens, None, None, tokens)
+        found.mean().backward()
+    torch.testing.assert_close(found, exact, atol=0.03, rtol=0.01)
+    assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
+
+
 def test_smollm_has_its_parameters() -> None:
     assert LlamaConfig().costs(49_152).parameters == 134_515_008
     untied = LlamaConfig(output="own").costs(49_152)
