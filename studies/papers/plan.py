@@ -265,7 +265,7 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
         "error_percent": 100 * score.error_rate,
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
-        "layers": float(layers) if layers else None,
+        "layers": float(len(layers) if isinstance(layers, list) else layers) if layers else None,
         "vocabulary": float(store.vocab_size - 1),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / words if words else None,

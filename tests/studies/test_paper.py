@@ -25,7 +25,7 @@ from pipelines.training.jobs import Job, Record, run_jobs
 from studies import paper
 from studies.papers import PAPERS, plan, trainings
 from studies.papers.results import Results
-from studies.papers.tables import BY_WORD, PARAMETERS, Column, Data, Row, Run, Table
+from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row, Run, Table
 from tests.shared_data import need
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
@@ -294,6 +294,20 @@ def test_a_table_is_made_once_however_often_it_is_killed(make: Callable[..., dic
     assert ours(third) == ours(whole) and len(third["done"]) == 1
     shown = make("two", "--no-train", "--only", "rec", "--columns", "bits")
     assert shown["done"] == [] and ours(shown) == ours(whole)[:1]
+
+
+def test_every_metric_of_a_stack_of_mixers_is_measured(
+    make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"model.layers": ("delta", "window"), "model.key_dim": 4, "model.value_dim": 8, "model.chunk": 4}
+    fields = {name: value for name, value in (TINY | sizes).items() if name != "model.head_dim"}
+    metrics = (*COSTS, *BY_WORD, "bits_per_byte", "states_cleared", "tokens_per_second", "written_per_second")
+    columns = tuple(Column(metric, metric) for metric in metrics)
+    row = Row("delta", {}, {"tiny": {"": Run("small-delta", TEXT, fields)}})
+    monkeypatch.setitem(PAPERS["mine"], "table-1", Table("A stack", columns, (row,), cumulative=True))
+    found = {cell["column"]: cell["ours"] for cell in make("mixers")["rows"]}
+    assert [name for name in found if len(found[name]) != 1] == []
+    assert found["layers"] == [2.0]
 
 
 def test_a_store_of_each_sign_of_an_option() -> None:
