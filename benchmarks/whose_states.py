@@ -1,0 +1,108 @@
+"""Whether a model's recurrent states say something about the text that they come from.
+
+    python -m benchmarks.whose_states runs/mine --split validation --blocks 10
+
+Reads the first blocks of each document, all documents side by side, and scores all blocks but the first. Before each of them the
+document's states are left as they are, exchanged for those of another document at the same place, replaced by the mean over all
+documents, or cleared. `evaluate --clear states` measures the last of these alone, which also counts what any states are worth: a
+pretrained decoder can use one more key that is always the same. Memory that is read by content is exchanged too; keys and values
+of the window stay.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+import tyro
+from torch import Tensor
+
+from common.errors import UserError
+from data_prep.store import SegmentStore
+from pipelines.inference.trained import config_of, find_checkpoint, model_of
+from pipelines.terminal import cli
+from recur_models import RecurrentModel, State
+from recur_models.protocol import RECURRENT, clear, kind_of
+
+Whose = Literal["own", "another's", "mean", "cleared"]
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """What is scored."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run."""
+    store: str = ""
+    """Store to read; by default the run's."""
+    split: str = "validation"
+    """Split to read."""
+    blocks: int = 10
+    """Blocks of each document; shorter documents are left out."""
+
+    def __post_init__(self) -> None:
+        if self.blocks < 2:
+            raise UserError(f"--blocks is {self.blocks}: give 2 or more, since the first has no states before it")
+
+
+def exchanged(state: State, initial: State, whose: Whose) -> State:
+    """The State with recurrent states of this kind; the first dimension is the document."""
+    if whose == "own":
+        return state
+    if whose == "cleared":
+        return clear(state, initial, RECURRENT)
+    made = dict(state)
+    for name, value in state.items():
+        if kind_of(name) not in RECURRENT:
+            continue
+        if whose == "another's":
+            made[name] = value.roll(1, 0)
+        elif value.is_floating_point():
+            made[name] = value.mean(0, keepdim=True).expand_as(value).contiguous()
+    return made
+
+
+def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float:
+    """Bits per token after the first block. ``ids_DT``: the token before the first one, and those of the blocks."""
+    initial = model.initial_state(len(ids_DT))
+    state = initial
+    W = model.block
+    bits = []
+    for start in range(0, ids_DT.shape[1] - 1, W):
+        if start:
+            state = exchanged(state, initial, whose)
+        with torch.inference_mode():
+            nats_DW, state = model(ids_DT[:, start : start + W], state, None, ids_DT[:, start + 1 : start + W + 1])
+        bits.append(nats_DW.double().mean().item() / math.log(2))
+    return math.fsum(bits[1:]) / len(bits[1:])
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    checkpoint = find_checkpoint(config.run)
+    data = checkpoint.meta["config"]["data"]
+    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    model = model_of(checkpoint, config_of(checkpoint)).eval()
+    if not any(kind_of(name) in RECURRENT for name in model.initial_state(1)):
+        raise UserError(f"{config.run} has no recurrent states: choose a run of a recurrent model")
+    length = config.blocks * model.block
+    kept = [number for number, tokens in enumerate(store.lengths) if tokens >= length]
+    if len(kept) < 2:
+        raise UserError(f"{store.folder} has {len(kept)} documents of {length:,} tokens: give fewer --blocks")
+    texts = [torch.from_numpy(store.tokens(number, 0, length).astype("int64")) for number in kept]
+    ids_DT = torch.nn.functional.pad(torch.stack(texts), (1, 0), value=store.bod_id)
+    print(
+        f"{config.run.name}, step {checkpoint.step:,}: {len(kept)} documents, {config.blocks} blocks of {model.block}"
+    )
+    own = 0.0
+    for whose in get_args(Whose):
+        found = bits_per_token(model, ids_DT, whose)
+        own = own or found
+        print(f"  {whose:10} {found:.4f} bits per token  {found - own:+.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)
