@@ -21,6 +21,8 @@ from recur_models.protocol import IGNORED, RecurrentModel, State
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Logits held at a time, by the kind of device: 16 MiB in float32, which a processor's cache is near; on a GPU 2 GiB, so that each
 product fills it: eight chunks at the block-recurrent paper's 32 × 4,096 tokens."""
+GRADIENT_TOKENS = 256
+"""Least tokens of a chunk that adds to the weight's gradient: it reads and writes all of that, however few its tokens."""
 WHOLE_ELEMENTS = 1 << 32
 """Logits that compiled code holds at the most on a GPU, in the place of chunks: 8 GiB in bfloat16. It makes one pass of the softmax
 and its sum, and no float32 copy."""
@@ -109,10 +111,10 @@ def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tens
     return nats_N.view_as(targets_BT), wrong_N.view_as(targets_BT)
 
 
-def _chunks(hidden_ND: Tensor, vocab_size: int) -> list[slice]:
+def _chunks(hidden_ND: Tensor, vocab_size: int, least: int = 1) -> list[slice]:
     tokens = len(hidden_ND)
     held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
-    size = max(1, held // vocab_size)
+    size = max(least, held // vocab_size)
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
@@ -139,13 +141,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None]:  # pyrefly: ignore
+    def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor | None]:  # pyrefly: ignore
         hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_weight_VD = None
+        least = 1
+        if ctx.needs_input_grad[1]:  # pyrefly: ignore
+            least = GRADIENT_TOKENS
+            grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
-        for chunk in _chunks(hidden_ND, len(weight_VD)):
+        for chunk in _chunks(hidden_ND, len(weight_VD), least):
             logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
             grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))
@@ -154,6 +160,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_bias_V += grad_CV.sum(0)
             grad_CV = grad_CV.to(hidden_ND.dtype)
             grad_hidden_ND[chunk] = grad_CV @ weight_VD
-            grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
+        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         grad_bias_V = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_ND, grad_weight_VD.to(weight_VD.dtype), None, grad_bias_V
+        return grad_hidden_ND, grad_weight_VD, None, grad_bias_V

@@ -61,6 +61,7 @@ def test_parameter_count_of_the_largest_model() -> None:
 @pytest.mark.parametrize("biased", [False, True])
 def test_cross_entropy_in_chunks_and_whole_equals_the_plain_one(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 7 * 13)  # 7 tokens at a time, the last chunk smaller
+    monkeypatch.setattr(losses, "GRADIENT_TOKENS", 11)
     torch.manual_seed(0)
     hidden = torch.randn(30, 5, dtype=torch.double, requires_grad=True)
     weight = torch.randn(13, 5, dtype=torch.double, requires_grad=True)
@@ -79,6 +80,17 @@ def test_cross_entropy_in_chunks_and_whole_equals_the_plain_one(monkeypatch: pyt
         torch.testing.assert_close(nats, expected.float(), rtol=1e-6, atol=1e-6)
         for a, b in zip(torch.autograd.grad((nats * upstream).sum(), learned), theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_output_layer_gets_no_gradient() -> None:
+    hidden = torch.randn(6, 5, requires_grad=True)
+    weight = torch.randn(13, 5)
+    nats = losses.chunked_cross_entropy(hidden, weight, torch.arange(6))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        nats.sum().backward()
+    # The logits once more, and the gradient of the hidden states.
+    assert {event.key: event.count for event in profile.key_averages()}["aten::mm"] == 2
+    assert hidden.grad is not None and hidden.grad.any()
 
 
 def test_a_gpu_makes_the_papers_logits_in_eight_chunks_or_compiled_at_once() -> None:
