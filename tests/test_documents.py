@@ -27,7 +27,6 @@ from pipelines.presets import PRESETS
 from pipelines.sweeps.command import read_command
 from pipelines.terminal import cli
 from pipelines.terminal.commands import CONSOLE, NAMES
-from recur_models import GPT2Config, LlamaConfig, Mamba2Config
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from tests.small_corpus import words as text_of
@@ -122,8 +121,8 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, li
         if "--model.pretrained" in words:
             folder = tmp_path / words[words.index("--model.pretrained") + 1]
             folder.mkdir()
-            configs = (GPT2Config, LlamaConfig, Mamba2Config)
-            family = next(config.family for config in configs if f"{config.name}-" in f"{words[0]}-")
+            pretrained: Any = PRESETS[words[0]].model
+            family = pretrained.family
             told = {theirs: family.small[ours] for ours, theirs in family.names.items()}
             told |= {"tie_word_embeddings": True}
             (folder / "config.json").write_text(json.dumps({"model_type": family.kind, **told}))

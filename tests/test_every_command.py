@@ -141,6 +141,9 @@ prepare pg19 --source pg19 --tokenizer smollm
     + --overwrite
 train pg19-llama-rec-overlap-50 --model.pretrained smollm --data.store runs/store
     + {PRETRAINED}
+train smollm2-rec --model.pretrained smollm --data.store runs/store
+    + {PRETRAINED}
+benchmarks.whose_states runs/smollm2-rec --split validation
 prepare pg19 --source pg19 --tokenizer mamba2
     + --overwrite
 train pg19-mamba2 --model.pretrained mamba2 --data.store runs/store
