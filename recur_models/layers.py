@@ -243,6 +243,21 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(-3, -2).flatten(-2)
 
 
+def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
+    """Each pair of a head's dimensions, one of each half, turned by the position times a speed of its own (Su et al. 2021).
+
+    ``position_Bn``: the token's, of any number type.
+    """
+    size = x_BHnE.shape[-1]
+    dtype = torch.promote_types(x_BHnE.dtype, torch.float32)
+    speed = 1 / base ** (torch.arange(0, size, 2, dtype=dtype, device=x_BHnE.device) / size)
+    angle_B1ne = (position_Bn[..., None] * speed)[:, None]
+    cos = angle_B1ne.cos().to(x_BHnE.dtype)
+    sin = angle_B1ne.sin().to(x_BHnE.dtype)
+    one, other = x_BHnE.chunk(2, -1)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+
 def fused_attention_is_slow(q: Tensor) -> bool:
     """Whether torch's fused kernel takes longer than plain products: 3 to 5 times as long in bfloat16 on a CPU (results/speed)."""
     return q.device.type == "cpu" and q.dtype == torch.bfloat16

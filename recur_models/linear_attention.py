@@ -5,7 +5,8 @@
     S_t = a_t S_{t−1} + k_t v_tᵀ,   o_t = S_tᵀ q_t
 
 Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V, where b is the cumulative log decay. A loop over chunks carries S, so
-the work is linear in the length. In retention (Sun et al. 2023, arXiv 2307.08621), head h decays by 1 − 2^(−5−h).
+the work is linear in the length. In retention (Sun et al. 2023, arXiv 2307.08621), head h decays by 1 − 2^(−5−h), and queries and
+keys may turn with their positions, so that their products know the distance.
 
 Letters: see mixer.py.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear
+from recur_models.layers import RMSNorm, linear, rotate
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -25,6 +26,7 @@ from recur_models.mixer import (
     decay_between,
     decay_of_state,
     split_qkv_gate,
+    upcast,
     without_autocast,
 )
 from recur_models.protocol import State
@@ -95,8 +97,20 @@ def decayed_attention_costs(sizes: Sizes, groups: int, heads: int, key_dim: int,
     return scores + chunk_costs(sizes, heads, pairs=value_dim, states=2 * key_dim * value_dim)
 
 
+ROTARY_BASE = 10_000.0
+"""Base of the wave lengths with which retention's queries and keys turn."""
+
+
+def turned(x_BTHE: Tensor, position_BT: Tensor) -> Tensor:
+    """Queries or keys, turned by their positions."""
+    return rotate(x_BTHE.transpose(1, 2), position_BT, ROTARY_BASE).transpose(1, 2)
+
+
 class Retention(RecurrentMixer):
-    """Linear attention whose heads decay at fixed rates. State: ``states`` [B, H, E, V]."""
+    """Linear attention whose heads decay at fixed rates.
+
+    State: ``states`` [B, H, E, V]; where keys turn, as the next token sees them.
+    """
 
     def __init__(self, sizes: Sizes):
         super().__init__(sizes)
@@ -113,13 +127,21 @@ class Retention(RecurrentMixer):
         q, k, v, gate = split_qkv_gate(self.qkvg(x_BTD), sizes)
         log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
         log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
+        read_BT = x_BTD.new_ones(x_BTD.shape[:2]) if valid_BT is None else valid_BT
         if valid_BT is not None:
             k = k * valid_BT[..., None, None]
             log_decay_BTH = log_decay_BTH * valid_BT[..., None]
         q = q * sizes.key_dim**-0.5
+        if sizes.rotary:
+            # From the segment's first token: distances alone count.
+            position_BT = torch.cumsum(read_BT, 1, dtype=torch.int64) - 1
+            q, k = (turned(upcast(x), position_BT) for x in (q, k))
         o_BTHV, states = decayed_attention(
             q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK
         )
+        if sizes.rotary:
+            tokens_B1 = torch.sum(read_BT, 1, keepdim=True, dtype=torch.int64)
+            states = rotate(states.transpose(-1, -2), -tokens_B1, ROTARY_BASE).transpose(-1, -2)
         y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(gate)
         return self.out(y), {"states": states}
 

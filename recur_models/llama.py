@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import split_heads
+from recur_models.layers import rotate, split_heads
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -144,18 +144,6 @@ class LlamaRecConfig(LlamaConfig, RecurrentDecoderConfig):
     """Llama with recurrence over windows that overlap."""
 
     name: ClassVar[str] = "llama-rec"
-
-
-def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
-    """Each pair of a head's dimensions, one of each half, turned by the position times a speed of its own (Su et al. 2021)."""
-    size = x_BHnE.shape[-1]
-    dtype = torch.promote_types(x_BHnE.dtype, torch.float32)
-    speed = 1 / base ** (torch.arange(0, size, 2, dtype=dtype, device=x_BHnE.device) / size)
-    angle_B1ne = (position_Bn[..., None] * speed)[:, None]
-    cos = angle_B1ne.cos().to(x_BHnE.dtype)
-    sin = angle_B1ne.sin().to(x_BHnE.dtype)
-    one, other = x_BHnE.chunk(2, -1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
 
 
 def unbiased(fan_in: int, fan_out: int) -> nn.Linear:

@@ -211,6 +211,7 @@ class Mamba2Config(PretrainedConfig):
             householders=1,
             output_gate=True,
             head_norm=True,
+            rotary=False,
         )
 
     @property

@@ -39,6 +39,7 @@ class Sizes(NamedTuple):
     householders: int
     output_gate: bool
     head_norm: bool
+    rotary: bool
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])

@@ -85,6 +85,8 @@ class MixersConfig(ModelConfig):
     """delta: whether SiLU of a projection multiplies the output, as in Gated DeltaNet; DeltaNet has no such gate."""
     head_norm: bool = True
     """delta: whether each head's output is normed."""
+    rotary: bool = False
+    """retention: whether queries and keys turn with their positions, as published. Else no head sees the order of recent tokens."""
     output: Literal["tied", "own"] = "tied"
     """Whether the output layer is the embedding, or has a matrix of its own."""
     initial_std: float = 0.0
@@ -98,6 +100,8 @@ class MixersConfig(ModelConfig):
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
         if self.window % min(self.chunk, self.window):
             raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
+        if self.rotary and self.key_dim % 2:
+            raise UserError(f"model.key_dim is {self.key_dim}, which must be even to be turned by pairs: model.rotary")
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")
 

@@ -11,6 +11,14 @@ from torch.nn import functional as F
 from tests.recur_models.naive import heads_of, norm, project, t5_bucket, under
 
 
+def turn(x: Tensor, t: int) -> Tensor:
+    """A vector's pairs (i, i + E/2) as complex numbers, times exp(i t 10000^(−2i/E))."""
+    E = len(x)
+    angles = torch.tensor([t * 10_000 ** (-2 * i / E) for i in range(E // 2)], dtype=x.dtype)
+    pairs = torch.complex(x[: E // 2], x[E // 2 :]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([pairs.real, pairs.imag])
+
+
 class NaiveMixers:
     def __init__(self, model: Any):
         self.config = model.config
@@ -80,8 +88,11 @@ class NaiveMixers:
             S = torch.zeros(E, V)
             heads = []
             for t in range(len(x)):
-                S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(kh[t], vh[t])
-                heads.append(S.T @ qh[t] / E**0.5)
+                key, query = kh[t], qh[t]
+                if config.rotary:
+                    key, query = turn(key, t), turn(query, t)
+                S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(key, vh[t])
+                heads.append(S.T @ query / E**0.5)
             outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
         return (torch.cat(outputs, -1) * F.silu(gate)) @ p["out.weight"].T
 
