@@ -85,7 +85,7 @@ MODELS: dict[str, ModelSettings] = {
     "delta-two-keys": deltanet(32, keys=2, negative=True),
     "mamba2": mixers(("mamba2",), mlp_dim=180),
     "mlstm": mixers(("mlstm",), mlp_dim=172),
-    "retention": mixers(("retention",), mlp_dim=172),
+    "retention": mixers(("retention",), mlp_dim=172, rotary=True),
     "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
     "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4, unit_keys=True),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
@@ -101,7 +101,7 @@ MODELS_FOR_RECALL = MODELS | {
     "delta-two-keys": mixers(("delta",) * 2, **TWO_KEYS, negative_eigenvalues=True),
     "mamba2": mixers(("mamba2",) * 2, mlp_dim=50),
     "mlstm": mixers(("mlstm",) * 2, mlp_dim=40),
-    "retention": mixers(("retention",) * 2, mlp_dim=42),
+    "retention": mixers(("retention",) * 2, mlp_dim=42, rotary=True),
     "delta-window": mixers(("delta", "window"), mlp_dim=60),
 }
 """The same, with two layers of the mixers and the gates and convolutions of their papers: a value stands behind its key, and one

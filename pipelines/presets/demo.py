@@ -102,7 +102,7 @@ RECALL_MODELS = {
         layers=("mamba2",) * 2, mlp_dim=246, **RECALL_MIXER | {"heads": 4, "key_dim": 18, "value_dim": 32}
     ),
     "mlstm": MixersConfig(layers=("mlstm",) * 2, mlp_dim=262, **RECALL_MIXER),
-    "retention": MixersConfig(layers=("retention",) * 2, mlp_dim=264, **RECALL_MIXER),
+    "retention": MixersConfig(layers=("retention",) * 2, rotary=True, mlp_dim=264, **RECALL_MIXER),
     "rmt": RMTConfig(layers=3, memory_tokens=8, mlp_dim=262, **RECALL_SIZE),
     "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, unit_keys=True, mlp_dim=224, **RECALL_SIZE),
 }
@@ -114,7 +114,9 @@ MIXERS = {
     "delta": MixersConfig(layers=("delta",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE),
     "mamba2": MixersConfig(layers=("mamba2",) * 6, heads=8, key_dim=36, value_dim=64, mlp_dim=528, **MIXER_SIZE),
     "mlstm": MixersConfig(layers=("mlstm",) * 6, heads=4, key_dim=64, value_dim=72, mlp_dim=608, **MIXER_SIZE),
-    "retention": MixersConfig(layers=("retention",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE),
+    "retention": MixersConfig(
+        layers=("retention",) * 6, rotary=True, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE
+    ),
     "delta-window": MixersConfig(
         layers=("delta", "delta", "window") * 2, heads=4, key_dim=48, value_dim=96, mlp_dim=640, **MIXER_SIZE
     ),

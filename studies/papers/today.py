@@ -64,7 +64,7 @@ ON_BYTES: dict[str, ModelSettings] = {
     ),
     "mamba2": MixersConfig(**MAMBA2, layers=("mamba2",) * 4, mlp_dim=268),
     "mlstm": MixersConfig(**DELTA, layers=("mlstm",) * 4, mlp_dim=284),
-    "retention": MixersConfig(**DELTA, layers=("retention",) * 4, mlp_dim=286),
+    "retention": MixersConfig(**DELTA, layers=("retention",) * 4, rotary=True, mlp_dim=286),
     "rmt": RMTConfig(**SIZE, layers=4, window=32, mlp_dim=522, memory_tokens=16),
     "armt": ARMTConfig(**SIZE, layers=4, window=32, mlp_dim=468, memory_tokens=8, memory_dim=6, unit_keys=True),
     "delta-window": MixersConfig(**DELTA, layers=("delta", "delta", "window", "delta"), mlp_dim=304),
@@ -80,7 +80,9 @@ ON_PG19: dict[str, ModelSettings] = {
     "delta": MixersConfig(**LARGE, layers=("delta",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2384),
     "mamba2": MixersConfig(**LARGE, layers=("mamba2",) * 12, heads=32, key_dim=72, value_dim=64, mlp_dim=2320),
     "mlstm": MixersConfig(**LARGE, layers=("mlstm",) * 12, heads=8, key_dim=128, value_dim=144, mlp_dim=2608),
-    "retention": MixersConfig(**LARGE, layers=("retention",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2384),
+    "retention": MixersConfig(
+        **LARGE, layers=("retention",) * 12, rotary=True, heads=8, key_dim=96, value_dim=192, mlp_dim=2384
+    ),
     "delta-window": MixersConfig(
         **LARGE,
         layers=("delta", "delta", "delta", "window") * 3,
@@ -96,7 +98,9 @@ ON_PG19_400M: dict[str, ModelSettings] = {
     "delta": MixersConfig(**WIDER, layers=("delta",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2352),
     "mamba2": MixersConfig(**WIDER, layers=("mamba2",) * 16, heads=48, key_dim=72, value_dim=64, mlp_dim=2288),
     "mlstm": MixersConfig(**WIDER, layers=("mlstm",) * 16, heads=12, key_dim=128, value_dim=144, mlp_dim=2672),
-    "retention": MixersConfig(**WIDER, layers=("retention",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2352),
+    "retention": MixersConfig(
+        **WIDER, layers=("retention",) * 16, rotary=True, heads=12, key_dim=96, value_dim=192, mlp_dim=2352
+    ),
 }
 """400M parameters beside the embeddings, within 0.3 %."""
 PRESETS: dict[str, TrainConfig] = {
