@@ -278,8 +278,9 @@ SMOLLM2_ROWS = (
     *(of_smollm2(window, recurrent=True, trained="recurrence") for window in SMOLLM2_WINDOWS),
 )
 SMOLLM2_NOTE = (
-    "`--set model.pretrained=smollm2` names SmolLM2-135M's folder, whose tokenizer the store has (docs/guide-pretrained.md). The "
-    "paper's GPT-2 small has 172.25 without recurrence and 155.27 with it, over windows of 300 without overlap."
+    "`--set model.pretrained=smollm2` names SmolLM2-135M's folder (docs/guide-pretrained.md); the store has its 49,152 pieces. "
+    "Perplexity is per word. The paper's GPT-2 small has 172.25 without recurrence and 155.27 with it, over windows of 300 without "
+    "overlap."
 )
 TABLES = {
     "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext"), note=NOTE),
