@@ -316,7 +316,14 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         (["python-source", "--tokenizer", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
     ],
 )
-def test_wrong_words(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_wrong_words(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the default store is below it, and no other test's
     monkeypatch.setattr(sys, "argv", ["prepare", *words])
     with pytest.raises(SystemExit) as exit:
         cli.run(main)
@@ -335,11 +342,12 @@ def test_ray_is_started_for_what_takes_longer_than_its_start(monkeypatch: pytest
 
 
 def test_exit_status_and_debug_of_the_real_command(tmp_path: Path) -> None:
-    done = run(["text", "--source", str(tmp_path)])
+    words = ["text", "--source", str(tmp_path), "--store", str(tmp_path / "store")]
+    done = run(words)
     assert (
         (done.returncode, done.stdout) == (2, "") and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     )
-    assert "Traceback" in run(["text", "--source", str(tmp_path)], THROUGHLINE_DEBUG="1").stderr
+    assert "Traceback" in run(words, THROUGHLINE_DEBUG="1").stderr
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
