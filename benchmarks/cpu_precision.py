@@ -18,7 +18,7 @@ import math
 import statistics
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -143,16 +143,19 @@ def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: l
     return [label, *rates, unit, ratio]
 
 
-def products(rounds: int, rates: dict[str, float]) -> Iterator[list[results.Cell]]:
-    """A row for each size. The largest size's FLOP/s are put into ``rates``, by the name of the precision."""
+def products(rounds: int) -> tuple[Rows, dict[str, float]]:
+    """A row for each size; and the FLOP/s of the last size, the largest, by the name of the precision."""
+    rows: Rows = []
+    rates: dict[str, float] = {}
     for size, repeats in SIZES.items():
         runs: dict[str, Callable[[], object]] = {}
         for name, dtype in DTYPES.items():
             a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
             runs[name] = lambda a=a, b=b, repeats=repeats: [torch.mm(a, b) for _ in range(repeats)]
         seconds, ratios = alternating(rounds, runs)
-        rates |= {name: 2 * size**3 * repeats / seconds[name] for name in DTYPES}
-        yield row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, seconds, ratios)
+        rates = {name: 2 * size**3 * repeats / seconds[name] for name in DTYPES}
+        rows.append(row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, seconds, ratios))
+    return rows, rates
 
 
 def step_runs(name: Model) -> dict[str, Callable[[], object]]:
@@ -231,13 +234,13 @@ def main(argv: list[str]) -> None:
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():
         print(f"{machine.describe()}; {kind}", flush=True)
-        rates: dict[str, float] = {}
-        rows = list(products(config.rounds, rates))
+        rows, rates = products(config.rounds)
         profiles: Rows = []
         for name in config.models:
             runs = step_runs(name)
             rows += steps(name, runs, config.rounds, rates)
-            profiles += profiled(name, runs, config.profile) if config.profile else []
+            if config.profile:
+                profiles += profiled(name, runs, config.profile)
         if config.training_steps:
             rows.append(losses(config))
     recorder.table(

@@ -136,7 +136,7 @@ def main(argv: list[str]) -> None:
     for windows in sorted({*config.windows}):
         rows.append(row := weigh(config, windows))
         every, less = (row.kept[kind] for kind in KINDS)
-        step = f"{statistics.median(row.ratios):.2f} ({min(row.ratios):.2f} to {max(row.ratios):.2f})"
+        step = machine.median_and_range(row.ratios)
         fewer = every / (inside + less)
         print(
             f"  {windows:>7} {every / 2**20:>9.1f} {less / 2**20:>16.3f} {fewer:>8.1f} {step:>25} {row.ideal:>6.2f}",

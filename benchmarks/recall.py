@@ -41,6 +41,7 @@ from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.training.scoring import has_states
 from recur_models import RECURRENT, RecurrentModel, State, clear
 
 TRAIN_LINES = 13
@@ -140,8 +141,7 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
         right = answer(model, inputs_BT, clear_states) == wanted
         return right.all(1).float().mean().item(), right.float().mean().item()
 
-    recurrent = any(name.rsplit(".", 1)[-1] in RECURRENT for name in model.initial_state(0))
-    return Recall(*shares(False), *(shares(True) if recurrent else ()))
+    return Recall(*shares(False), *(shares(True) if has_states(model) else ()))
 
 
 def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:

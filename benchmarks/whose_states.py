@@ -22,8 +22,9 @@ from torch import Tensor
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.inference.trained import config_of, find_checkpoint, model_of
+from pipelines.inference.trained import find_checkpoint, model_of, place_of
 from pipelines.terminal import cli
+from pipelines.training.scoring import has_states
 from recur_models import RecurrentModel, State
 from recur_models.protocol import RECURRENT, clear, kind_of
 
@@ -83,10 +84,10 @@ def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
     checkpoint = find_checkpoint(config.run)
-    data = checkpoint.meta["config"]["data"]
-    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
-    model = model_of(checkpoint, config_of(checkpoint)).eval()
-    if not any(kind_of(name) in RECURRENT for name in model.initial_state(1)):
+    place, corpus = place_of(checkpoint, config.store)
+    store = SegmentStore.open(place, corpus, config.split)
+    model = model_of(checkpoint)
+    if not has_states(model):
         raise UserError(f"{config.run} has no recurrent states: choose a run of a recurrent model")
     length = config.blocks * model.block
     kept = [number for number, tokens in enumerate(store.lengths) if tokens >= length]
@@ -97,10 +98,9 @@ def main(argv: list[str]) -> None:
     print(
         f"{config.run.name}, step {checkpoint.step:,}: {len(kept)} documents, {config.blocks} blocks of {model.block}"
     )
-    own = 0.0
+    own = bits_per_token(model, ids_DT, "own")
     for whose in get_args(Whose):
-        found = bits_per_token(model, ids_DT, whose)
-        own = own or found
+        found = own if whose == "own" else bits_per_token(model, ids_DT, whose)
         print(f"  {whose:10} {found:.4f} bits per token  {found - own:+.4f}", flush=True)
 
 
