@@ -136,12 +136,11 @@ MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer"
 SMOLLM2_TOKENS = 2_000_000
 
 
-def on_two_cores(name: str, window: int, overlap: int, **model: Any) -> TrainConfig:
-    """A Llama of SmolLM2-135M's size as two cores train it in hours: two lanes with ten windows each.
+def on_two_cores(config: TrainConfig) -> TrainConfig:
+    """The same row with SmolLM2-135M as two cores train it in hours: two lanes with ten windows each.
 
     The rates were not searched for: 3e-5, and 30 times that for the recurrence, whose parameters are new.
     """
-    config = fine_tuned(KINDS[name](window=window, overlap=overlap, **model), "pg19")
     segment = 10 * config.model.block
     steps = SMOLLM2_TOKENS // (2 * segment)
     return replace(
@@ -157,7 +156,10 @@ def on_two_cores(name: str, window: int, overlap: int, **model: Any) -> TrainCon
     )
 
 
-SMOLLM2 = {"smollm2": on_two_cores("llama", 100, 0), "smollm2-rec": on_two_cores("llama-rec", 100, 0)}
+SMOLLM2 = {
+    "smollm2": on_two_cores(config_of("pg19", "llama", 0, window=100)),
+    "smollm2-rec": on_two_cores(config_of("pg19", "llama-rec", 0, window=100)),
+}
 PRESETS = {
     **ROWS,
     **LLAMAS,
@@ -258,17 +260,21 @@ SMOLLM2_OVERLAPS = (0, *WIDER)
 
 def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, **model: Any) -> Row:
     """SmolLM2 with this window: the baseline trained without overlap and scored with it, the recurrent model trained with it."""
-    name, kind, series = ("smollm2-rec", "llama-rec", "Recurrent") if recurrent else ("smollm2", "llama", "SmolLM2")
+    kind = "llama-rec" if recurrent else "llama"
     trained_overlap = overlap if recurrent else 0
-    tiny_fields = changes(on_two_cores(kind, window, trained_overlap, **model), SMOLLM2[name])
-    preset = f"pg19-{kind}-overlap-50"
-    fields = changes(fine_tuned(KINDS[kind](window=window, overlap=trained_overlap, **model), "pg19"), LLAMAS[preset])
+    config = fine_tuned(KINDS[kind](window=window, overlap=trained_overlap, **model), "pg19")
     read = {"overlap": overlap} if overlap and not recurrent else {}
-    runs = {
-        "paper": {"": Run(preset, SMOLLM2_DATA, fields, read, checkpoint="best")},
-        "tiny": {"": Run(name, SMOLLM2_DATA, tiny_fields, read, checkpoint="best")},
+    presets = {
+        "paper": (f"pg19-{kind}-overlap-50", config),
+        "tiny": ("smollm2-rec" if recurrent else "smollm2", on_two_cores(config)),
     }
-    series = f"{series}{', pretrained weights frozen' if model else ''}, window {window}"
+    runs = {
+        scale: {"": Run(preset, SMOLLM2_DATA, changes(run, PRESETS[preset]), read, checkpoint="best")}
+        for scale, (preset, run) in presets.items()
+    }
+    series = (
+        f"{'Recurrent' if recurrent else 'SmolLM2'}{', pretrained weights frozen' if model else ''}, window {window}"
+    )
     return Row(f"{series}, overlap {overlap}", {}, runs, series)
 
 

@@ -256,6 +256,8 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
     published = evaluation.published_words  # the count that papers use
     words = published or score.words
     layers = training.config.model.to_json().get("layers")
+    if isinstance(layers, list):  # a name each
+        layers = len(layers)
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Metric, float | None] = {
         "bits_per_token": score.bits_per_token,
@@ -265,7 +267,7 @@ def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> flo
         "error_percent": 100 * score.error_rate,
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
         "parameters": float(evaluation.parameters),
-        "layers": float(len(layers) if isinstance(layers, list) else layers) if layers else None,
+        "layers": float(layers) if layers else None,
         "vocabulary": float(store.vocab_size - 1),
         "tokens": float(totals.tokens),
         "tokens_per_word": totals.tokens / words if words else None,
