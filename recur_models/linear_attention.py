@@ -101,6 +101,13 @@ ROTARY_BASE = 10_000.0
 """Base of the wave lengths with which retention's queries and keys turn."""
 
 
+def tokens_read(x_BTD: Tensor, valid_BT: Tensor | None) -> Tensor:
+    """How many tokens of the segment each lane has read after each one: int64 [B, T]."""
+    if valid_BT is not None:
+        return valid_BT.cumsum(1)
+    return torch.arange(1, x_BTD.shape[1] + 1, device=x_BTD.device).expand(len(x_BTD), -1)
+
+
 def turned(x_BTHE: Tensor, position_BT: Tensor) -> Tensor:
     """Queries or keys, turned by their positions."""
     return rotate(x_BTHE.transpose(1, 2), position_BT, ROTARY_BASE).transpose(1, 2)
@@ -127,21 +134,19 @@ class Retention(RecurrentMixer):
         q, k, v, gate = split_qkv_gate(self.qkvg(x_BTD), sizes)
         log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
         log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
-        read_BT = x_BTD.new_ones(x_BTD.shape[:2]) if valid_BT is None else valid_BT
         if valid_BT is not None:
             k = k * valid_BT[..., None, None]
             log_decay_BTH = log_decay_BTH * valid_BT[..., None]
         q = q * sizes.key_dim**-0.5
-        if sizes.rotary:
-            # From the segment's first token: distances alone count.
-            position_BT = torch.cumsum(read_BT, 1, dtype=torch.int64) - 1
-            q, k = (turned(upcast(x), position_BT) for x in (q, k))
+        count_BT = tokens_read(x_BTD, valid_BT) if sizes.rotary else None
+        if count_BT is not None:
+            # Positions count from the segment's first token: distances alone matter.
+            q, k = (turned(upcast(x), count_BT - 1) for x in (q, k))
         o_BTHV, states = decayed_attention(
             q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK
         )
-        if sizes.rotary:
-            tokens_B1 = torch.sum(read_BT, 1, keepdim=True, dtype=torch.int64)
-            states = rotate(states.transpose(-1, -2), -tokens_B1, ROTARY_BASE).transpose(-1, -2)
+        if count_BT is not None:
+            states = rotate(states.transpose(-1, -2), -count_BT[:, -1:], ROTARY_BASE).transpose(-1, -2)
         y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(gate)
         return self.out(y), {"states": states}
 

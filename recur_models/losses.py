@@ -144,14 +144,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor | None]:  # pyrefly: ignore
         hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = None
-        least = 1
-        if ctx.needs_input_grad[1]:  # pyrefly: ignore
-            least = GRADIENT_TOKENS
-            grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        trains_weight: bool = ctx.needs_input_grad[1]  # pyrefly: ignore
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trains_weight else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
-        for chunk in _chunks(hidden_ND, len(weight_VD), least):
+        for chunk in _chunks(hidden_ND, len(weight_VD), GRADIENT_TOKENS if trains_weight else 1):
             logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
             grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))

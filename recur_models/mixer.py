@@ -156,7 +156,7 @@ class DepthwiseConvolution(torch.autograd.Function):
 
 @without_autocast
 def depthwise_convolution(x_NSZ: Tensor, weight_ZJ: Tensor, bias_Z: Tensor | None) -> Tensor:
-    """Each channel is y_t = Σ_j weight_j x_{t+j} + bias: [N, S, Z] → [N, S − J, Z]."""
+    """Each channel is y_t = Σ_j weight_j x_{t+j} + bias: [N, S, Z] → [N, S − J + 1, Z]."""
     if x_NSZ.shape[1] == weight_ZJ.shape[1]:
         # A single output, as in stepping: conv2d would take longer to set up than to run.
         y_N1Z = (x_NSZ * weight_ZJ.T).sum(1, keepdim=True)

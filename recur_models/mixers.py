@@ -101,7 +101,9 @@ class MixersConfig(ModelConfig):
         if self.window % min(self.chunk, self.window):
             raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
         if self.rotary and self.key_dim % 2:
-            raise UserError(f"model.key_dim is {self.key_dim}, which must be even to be turned by pairs: model.rotary")
+            raise UserError(
+                f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
+            )
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")
 

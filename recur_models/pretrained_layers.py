@@ -37,6 +37,13 @@ class Prev(NamedTuple):
     """bool. Whether there was a window before."""
 
 
+def attention_weights(q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Tensor:
+    """What each query gives each key after dropout at this rate [B, H, n, m]. ``seen_Bnm``: bool, whether it sees it."""
+    logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(q.dtype)
+    return F.dropout(weights, rate)
+
+
 class DecoderLayer(nn.Module, ABC):
     """Attention, then the feed-forward, each added to the residual stream. A family's subclass has the projections."""
 
@@ -77,20 +84,14 @@ class DecoderLayer(nn.Module, ABC):
         rate = self.rate if self.training else 0.0
         k = self.repeat_heads(k)
         v = self.repeat_heads(v)
-        if prev_BND is None and not fused_attention_is_slow(q):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
         if prev_BND is None:
-            return self.weights(q, k, seen_Bnm, rate) @ v
+            if fused_attention_is_slow(q):
+                return attention_weights(q, k, seen_Bnm, rate) @ v
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
         k_prev, v_prev = (self.repeat_heads(x_BGNE) for x_BGNE in self.keys_values(prev_BND))
-        weights = self.weights(q, torch.cat([k_prev, k], 2), seen_Bnm, rate)
+        weights = attention_weights(q, torch.cat([k_prev, k], 2), seen_Bnm, rate)
         weights_prev, weights_window = weights.split([k_prev.shape[2], k.shape[2]], -1)
         return self.sources(torch.stack([weights_prev @ v_prev, weights_window @ v])).sum(0)
-
-    def weights(self, q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Tensor:
-        """Attention's weights after dropout [B, H, n, m]."""
-        logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(q.dtype)
-        return F.dropout(weights, rate)
 
     def forward(
         self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None

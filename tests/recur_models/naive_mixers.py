@@ -88,9 +88,8 @@ class NaiveMixers:
             S = torch.zeros(E, V)
             heads = []
             for t in range(len(x)):
-                key, query = kh[t], qh[t]
-                if config.rotary:
-                    key, query = turn(key, t), turn(query, t)
+                key = turn(kh[t], t) if config.rotary else kh[t]
+                query = turn(qh[t], t) if config.rotary else qh[t]
                 S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(key, vh[t])
                 heads.append(S.T @ query / E**0.5)
             outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))

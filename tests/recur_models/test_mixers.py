@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from transformers.models.xlstm import modeling_xlstm as xlstm
 
+from common.errors import UserError
 from recur_models.gated_delta import gated_delta_rule
 from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
@@ -192,3 +193,8 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
         wanted.append(now_B)
     logits, _ = model(text_BT)
     assert torch.equal(logits.argmax(-1), torch.stack(wanted, 1))
+
+
+def test_keys_that_turn_have_pairs() -> None:
+    with pytest.raises(UserError, match=r"model\.key_dim is 5, .*: give an even size, or --model\.no-rotary"):
+        MixersConfig(layers=("retention",), key_dim=5, rotary=True)
