@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate, gate_costs
 from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs
-from recur_models.protocol import Probe, State, reset
+from recur_models.protocol import Probe, State, relative_change, reset
 from recur_models.sliding_window import (
     Layer,
     Part,
@@ -147,11 +147,7 @@ class StateDirection(nn.Module):
     def probes(self) -> list[Probe]:
         """Gate openness, and how much a block changes the states."""
         gates = [gate for gate in (self.attention_gate, self.mlp_gate) if gate is not None]
-
-        def change(before: Tensor, after: Tensor) -> Tensor:
-            return (after - before).square().mean().sqrt() / before.square().mean().sqrt()
-
-        return [Probe("state_change", gates[0], change, until=gates[-1]), *(gate.probe() for gate in gates)]
+        return [Probe("state_change", gates[0], relative_change, gates[-1]), *(gate.probe() for gate in gates)]
 
 
 class RecurrentLayer(StackLayer):

@@ -206,12 +206,6 @@ class Mamba2Config(PretrainedConfig):
             window=c.window,
             chunk=min(c.chunk, c.window),
             conv=c.conv,
-            decays=True,
-            negative_eigenvalues=False,
-            householders=1,
-            output_gate=True,
-            head_norm=True,
-            rotary=False,
         )
 
     @property

@@ -34,12 +34,12 @@ class Sizes(NamedTuple):
     chunk: int
     """Divides the window."""
     conv: int
-    decays: bool
-    negative_eigenvalues: bool
-    householders: int
-    output_gate: bool
-    head_norm: bool
-    rotary: bool
+    decays: bool = True
+    negative_eigenvalues: bool = False
+    householders: int = 1
+    output_gate: bool = True
+    head_norm: bool = True
+    rotary: bool = False
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
