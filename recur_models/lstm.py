@@ -113,20 +113,17 @@ class LSTM(RecurrentModel):
     ) -> tuple[Tensor, State]:
         """Reads block by block: State is reset where a document begins."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
-        outputs = []
-        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, state = self.recomputed("block", self.read)(x_BWD, state, fresh_BK[:, k])
-            outputs.append(x_BWD)
-        return self.read_out(torch.cat(outputs, 1), targets_BT), state
+        x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK)
+        return self.read_out(x_BTD, targets_BT), state
 
-    def read(self, x_BnD: Tensor, state: State, fresh_B: Tensor | None = None) -> tuple[Tensor, State]:
+    def read(self, x_BnD: Tensor, state: State, fresh_B1: Tensor | None = None) -> tuple[Tensor, State]:
         """All layers over some tokens."""
         after: State = {}
         for i, layer in enumerate(self.layers):
             name = f"layers.{i}.states"
             before = state[name]
-            if fresh_B is not None:
-                before = reset(before, before.new_zeros(()), fresh_B)
+            if fresh_B1 is not None:
+                before = reset(before, before.new_zeros(()), fresh_B1)
             note(i, x_BnD)
             x_BnD, made = self.recomputed("layer", layer)(x_BnD, before)
             after[name] = made.to(before.dtype)

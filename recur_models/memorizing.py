@@ -123,10 +123,7 @@ class MemorizingLayer(StackLayer):
         vz = with_previous(tokens.v, state["values"], fresh_BK)
         local_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
         remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
-        return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE), None), {
-            **last_block(tokens),
-            **after,
-        }
+        return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE)), last_block(tokens) | after
 
     def open(self, state: State, shared_kv: Projections | None) -> State:
         return self.tokens.open(state)

@@ -24,7 +24,6 @@ n some tokens · m keys.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -43,8 +42,8 @@ from recur_models.protocol import (
     Probe,
     RecurrentModel,
     State,
+    join_layers,
     layer_state,
-    prefix_layer_state,
     relative_change,
     reset,
 )
@@ -60,18 +59,9 @@ class MemoryTokensConfig(StackConfig):
     """Memory tokens."""
 
     @property
-    @abstractmethod
     def read_tokens(self) -> int:
         """Memory tokens before a block's tokens: R."""
-
-    @property
-    @abstractmethod
-    def association_dim(self) -> int:
-        """Size of an association's keys; 0 without one."""
-
-    @abstractmethod
-    def association(self) -> Association | None:
-        """A layer's association; None without one."""
+        return 0 if isinstance(self, ARMTConfig) else self.memory_tokens
 
     @property
     def least_blocks(self) -> int:
@@ -88,8 +78,8 @@ class MemoryTokensConfig(StackConfig):
         N = R + W + S
         pairs = R * R + W * R + W * (W + 1) // 2 + S * N
         layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N)
-        if self.association_dim:
-            layer += association_costs(self.d_model, self.association_dim, N, S)
+        if isinstance(self, ARMTConfig):
+            layer += association_costs(self.d_model, self.memory_dim, N, S)
         return [layer] * self.layers + [scales(S * self.d_model)]
 
 
@@ -98,17 +88,6 @@ class RMTConfig(MemoryTokensConfig):
     """Recurrent Memory Transformer: the outputs of a block's memory tokens are the next block's memory tokens."""
 
     name: ClassVar[str] = "rmt"
-
-    @property
-    def read_tokens(self) -> int:
-        return self.memory_tokens
-
-    @property
-    def association_dim(self) -> int:
-        return 0
-
-    def association(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -125,17 +104,6 @@ class ARMTConfig(MemoryTokensConfig):
     """Divide the features of keys and queries by their length, as the authors' later code does. The paper does not, and its
     memory can grow by orders of magnitude."""
 
-    @property
-    def read_tokens(self) -> int:
-        return 0
-
-    @property
-    def association_dim(self) -> int:
-        return self.memory_dim
-
-    def association(self) -> Association:
-        return Association(self.d_model, self.memory_dim, self.unit_keys)
-
 
 class MemoryLayer(nn.Module):
     """A layer of `vanilla` over a block and its memory tokens, in `armt` with an association."""
@@ -146,7 +114,9 @@ class MemoryLayer(nn.Module):
         super().__init__()
         self.memory_tokens = config.memory_tokens
         self.tokens = VanillaLayer(config)
-        self.association = config.association()
+        self.association = None
+        if isinstance(config, ARMTConfig):
+            self.association = Association(config.d_model, config.memory_dim, config.unit_keys)
 
     def initial_state(self, lanes: int) -> State:
         if self.association is None:
@@ -208,9 +178,7 @@ class MemoryTokensModel(RecurrentModel):
         state: State = {}
         if self.passes_tokens:
             state["states"] = self.initial_memory(lanes).detach().clone()
-        for i, layer in enumerate(self.layers):
-            state |= prefix_layer_state(i, layer.initial_state(lanes))
-        return state
+        return state | join_layers(layer.initial_state(lanes) for layer in self.layers)
 
     def initial_memory(self, lanes: int) -> Tensor:
         """The learned memory tokens of each lane: [B, S, D]."""
@@ -221,30 +189,26 @@ class MemoryTokensModel(RecurrentModel):
     ) -> tuple[Tensor, State]:
         """Reads block by block, because a block's tokens read what the block before has written."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
-        run = self.recomputed("block", self.read_block)
-        outputs = []
-        after = state
-        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, after = run(x_BWD, after, fresh_BK[:, k])
-            outputs.append(x_BWD)
-        logits = tied_output(self.hidden(torch.cat(outputs, 1)), self.embedding.weight, targets_BT)
+        x_BTD, after = self.read_blocks(self.read_block, x_BTD, state, fresh_BK)
+        logits = tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT)
         return logits, {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
 
-    def read_block(self, x_BWD: Tensor, state: State, fresh_B: Tensor) -> tuple[Tensor, State]:
+    def read_block(self, x_BWD: Tensor, state: State, fresh_B1: Tensor) -> tuple[Tensor, State]:
         """One block through all layers. Returns its tokens' outputs [B, W, D], and the next State."""
         R = self.config.read_tokens
         memory_BSD = self.initial_memory(len(x_BWD)).to(x_BWD.dtype)
         if self.passes_tokens:
-            memory_BSD = reset(state["states"].to(x_BWD.dtype), memory_BSD, fresh_B)
+            memory_BSD = reset(state["states"].to(x_BWD.dtype), memory_BSD, fresh_B1)
         x_BND = torch.cat([memory_BSD[:, :R], x_BWD, memory_BSD], 1)
         unseen_NN = self.unseen(x_BWD.device)
-        after: State = {}
+        layers = []
         for i, layer in enumerate(self.layers):
             note(i, x_BND[:, R : R + self.block])
             before = layer_state(i, state)
-            before = {name: reset(tensor, tensor.new_zeros(()), fresh_B) for name, tensor in before.items()}
+            before = {name: reset(tensor, tensor.new_zeros(()), fresh_B1) for name, tensor in before.items()}
             x_BND, changed = self.recomputed("layer", layer)(x_BND, unseen_NN, before)
-            after |= prefix_layer_state(i, changed)
+            layers.append(changed)
+        after = join_layers(layers)
         if self.passes_tokens:
             after["states"] = self.carried(memory_BSD, self.final_norm(x_BND[:, R + self.block :]))
         return x_BND[:, R : R + self.block], after
@@ -289,18 +253,15 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
 
     def open(self, state: State, lanes: int) -> State:
         model = self.model
-        config = model.config
-        like = model.embedding.weight
-        shape = (lanes, config.heads, config.window, config.head_dim)
-        block: State = {}
+        block = []
         x_BSD = state.get("states")
-        for i, layer in enumerate(model.layers):
-            kept = {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+        for layer in model.layers:
+            kept = layer.tokens.initial_cache(lanes)
             if x_BSD is not None:
                 x_BSD, own = layer.memory_step(x_BSD, [], {})
                 kept |= {f"memory_{kind}": tensor.contiguous() for kind, tensor in own.items()}
-            block |= prefix_layer_state(i, kept)
-        return block
+            block.append(kept)
+        return join_layers(block)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see the memory and its earlier ones."""
@@ -310,7 +271,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         distance_BnZ = places.of_tokens_Bn[..., None] + R - key_Z
         bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
         x_BnD = model.dropout(model.embedding(tokens_Bn))
-        after: State = {}
+        after = []
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
             x_BnD = layer.add_memory(x_BnD, layer_state(i, state))
@@ -320,14 +281,14 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             bias_BHnZ = bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0)
             heads_BHnE = attend_parts(tokens.q_self, [*memory, (keys, values)], bias_BHnZ)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
-            after |= prefix_layer_state(i, changed)
-        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), after
+            after.append(changed)
+        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         model = self.model
         lanes = len(block["layers.0.keys"])
         x_BSD = state["states"] if model.passes_tokens else model.initial_memory(lanes)
-        after: State = {}
+        layers = []
         for i, layer in enumerate(model.layers):
             kept = layer_state(i, block)
             before = [(kept["keys"], kept["values"])]
@@ -335,7 +296,8 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
                 before.insert(0, (kept["memory_keys"], kept["memory_values"]))
             own = layer_state(i, state)
             x_BSD, _ = layer.memory_step(x_BSD, before, own)
-            after |= prefix_layer_state(i, layer.write_memory(x_BSD, own))
+            layers.append(layer.write_memory(x_BSD, own))
+        after = join_layers(layers)
         if model.passes_tokens:
             after["states"] = model.final_norm(x_BSD)
         return {name: tensor.to(state[name].dtype) for name, tensor in after.items()}

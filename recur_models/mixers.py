@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
@@ -35,8 +34,8 @@ from recur_models.protocol import (
     RecurrentModel,
     State,
     check_sizes,
+    join_layers,
     layer_state,
-    prefix_layer_state,
 )
 from recur_models.window_mixer import WindowMixer
 
@@ -194,34 +193,27 @@ class StackModel(RecurrentModel):
         """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
 
     def initial_state(self, lanes: int) -> State:
-        state: State = {}
-        for i, layer in enumerate(self.layers):
-            state |= prefix_layer_state(i, layer.mixer.initial_state(lanes))
-        return state
+        return join_layers(layer.mixer.initial_state(lanes) for layer in self.layers)
 
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         """Reads all blocks at once, or block by block under recomputation."""
         x_BTD = self.embed(tokens_BT)
-        if self.recompute != "block":
+        if self.recompute == "block":
+            x_BTD, state = self.read_blocks(self.stack, x_BTD, state, fresh_BK)
+        else:
             x_BTD, state = self.stack(x_BTD, state, fresh_BK)
-            return self.head(x_BTD, targets_BT), state
-        outputs = []
-        run = self.recomputed("block", self.stack)
-        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
-            outputs.append(x_BWD)
-        return self.head(torch.cat(outputs, 1), targets_BT), state
+        return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """Some blocks through all layers: the residual stream after them, and the next State."""
-        after: State = {}
+        after = []
         for i, layer in enumerate(self.layers):
             note(i, x_BTD)
             x_BTD, changed = self.recomputed("layer", layer)(x_BTD, layer_state(i, state), fresh_BK)
-            after |= prefix_layer_state(i, changed)
-        return x_BTD, after
+            after.append(changed)
+        return x_BTD, join_layers(after)
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return StackIncrementalDecoder(self)
@@ -264,25 +256,19 @@ class StackIncrementalDecoder(IncrementalDecoder):
     model: StackModel
 
     def open(self, state: State, lanes: int) -> State:
-        block: State = {}
-        for i, layer in enumerate(self.model.layers):
-            block |= prefix_layer_state(i, layer.mixer.open(layer_state(i, state)))
-        return block
+        return join_layers(layer.mixer.open(layer_state(i, state)) for i, layer in enumerate(self.model.layers))
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block through all layers."""
         model = self.model
         x_BnD = model.embed(tokens_Bn)
-        after: State = {}
+        after = []
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
             y_BnD, changed = layer.mixer.extend(x_BnD, places, layer_state(i, state), layer_state(i, block))
             x_BnD = layer.finish(x_BnD, y_BnD)
-            after |= prefix_layer_state(i, changed)
-        return model.head(x_BnD, None), after
+            after.append(changed)
+        return model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
-        after: State = {}
-        for i, layer in enumerate(self.model.layers):
-            after |= prefix_layer_state(i, layer.mixer.close(layer_state(i, block)))
-        return after
+        return join_layers(layer.mixer.close(layer_state(i, block)) for i, layer in enumerate(self.model.layers))

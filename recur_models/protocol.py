@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self
@@ -146,6 +146,17 @@ class RecurrentModel(nn.Module, ABC):
         if self.recompute != unit or not torch.is_grad_enabled():
             return function
         return partial(checkpoint, function, use_reentrant=False)
+
+    def read_blocks(
+        self, read: Callable[..., tuple[Tensor, State]], x_BTD: Tensor, state: State, fresh_BK: Tensor
+    ) -> tuple[Tensor, State]:
+        """``read``, which takes a block, State and ``fresh``, for one block after the other: all outputs, and the last State."""
+        run = self.recomputed("block", read)
+        outputs = []
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
+            outputs.append(x_BWD)
+        return torch.cat(outputs, 1), state
 
     @abstractmethod
     def initial_state(self, lanes: int) -> State:
@@ -305,9 +316,9 @@ def layer_state(index: int, state: State) -> State:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def prefix_layer_state(index: int, state: State) -> State:
-    """The State of one layer with the prefix that it has in the model's: ``layers.9.states`` for ``states``."""
-    return {f"layers.{index}.{name}": tensor for name, tensor in state.items()}
+def join_layers(states: Iterable[State]) -> State:
+    """One State of all layers', in their order: ``layers.9.states`` is ``states`` of the tenth."""
+    return {f"layers.{i}.{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
 
 
 def begin_segment(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -42,8 +43,8 @@ from recur_models.protocol import (
     Probe,
     RecurrentModel,
     State,
+    join_layers,
     layer_state,
-    prefix_layer_state,
 )
 from recur_models.stepping import append, attend_parts, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
@@ -178,10 +179,11 @@ class TokenLayer(nn.Module):
         heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
         return Window(bias_HWZ, dropout_mask(heads_HWZ, self.rates.weights) if self.training else None)
 
-    def combine(self, x_BKWD: Tensor, self_BKHWE: Tensor, cross_BKHWE: Tensor | None) -> Tensor:
-        heads = self_BKHWE if cross_BKHWE is None else torch.cat([self_BKHWE, cross_BKHWE], dim=2)
-        x_BKWD = x_BKWD + self.attention_dropout(self.out(merge_heads(heads)))
-        return x_BKWD + self.mlp(self.mlp_norm(x_BKWD))
+    def combine(self, x_nD: Tensor, self_HnE: Tensor, cross_HnE: Tensor | None = None) -> Tensor:
+        """Attention's output into the residual stream, then the MLP's; over any leading dimensions."""
+        heads_HnE = self_HnE if cross_HnE is None else torch.cat([self_HnE, cross_HnE], dim=-3)
+        x_nD = x_nD + self.attention_dropout(self.out(merge_heads(heads_HnE)))
+        return x_nD + self.mlp(self.mlp_norm(x_nD))
 
     def open(self, state: State, shared_kv: Projections | None = None) -> State:
         """`StackLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
@@ -202,8 +204,8 @@ class TokenLayer(nn.Module):
         """The layer's output for tokens that have attended to the window, and to states if it reads them."""
         cross = None
         if tokens.q_cross is not None:
-            cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])[:, None]
-        return self.combine(x_BnD[:, None], heads_BHnE[:, None], cross)[:, 0]
+            cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])
+        return self.combine(x_BnD, heads_BHnE, cross)
 
     def probes(self) -> list[Probe]:
         """Where states are read: of the energy that attention adds, the part that comes from them."""
@@ -299,9 +301,7 @@ class WindowedTransformer(RecurrentModel):
         return [parameter for name, parameter in self.named_parameters() if ".states." in name]
 
     def initial_state(self, lanes: int) -> State:
-        state: State = {}
-        for i, layer in enumerate(self.layers):
-            state |= prefix_layer_state(i, layer.initial_state(lanes))
+        state = join_layers(layer.initial_state(lanes) for layer in self.layers)
         if self.config.equations == "paper":
             state["present"] = torch.zeros(lanes, dtype=torch.bool, device=self.embedding.weight.device)
         return state
@@ -309,23 +309,19 @@ class WindowedTransformer(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        blocks = fresh_BK.shape[1]
-        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
-        windows = [layer.tokens.window() for layer in self.layers]
+        x_BTD = self.dropout(self.embedding(tokens_BT))
+        stack = partial(self.stack, windows=[layer.tokens.window() for layer in self.layers])
         if self.sharing_layer is not None or self.recompute == "block":
-            outputs = []
-            for k in range(blocks):
-                run = self.recomputed("block", self.stack)
-                x_B1WD, state = run(x_BKWD[:, k : k + 1], state, fresh_BK[:, k : k + 1], windows)
-                outputs.append(x_B1WD)
-            x_BKWD = torch.cat(outputs, dim=1)
+            x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK)
         else:
-            x_BKWD, state = self.stack(x_BKWD, state, fresh_BK, windows)
-        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), state
+            x_BTD, state = stack(x_BTD, state, fresh_BK)
+        return tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT), state
 
-    def stack(self, x_BKWD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
+    def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
+        x_BKWD = x_BTD.unflatten(1, (-1, self.block))
         after: State = {}
+        layers = []
         no_previous_block_BK = None
         if "present" in state:
             no_previous_block_BK = fresh_BK.clone()
@@ -336,8 +332,8 @@ class WindowedTransformer(RecurrentModel):
             note(i, x_BKWD)
             run = self.recomputed("layer", layer)
             x_BKWD, changed = run(x_BKWD, layer_state(i, state), fresh_BK, no_previous_block_BK, windows[i], shared_kv)
-            after |= prefix_layer_state(i, changed)
-        return x_BKWD, after
+            layers.append(changed)
+        return x_BKWD.flatten(1, 2), after | join_layers(layers)
 
     def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
         """Projections of the sharing layer's states, which every layer reads in a block; None without such a layer."""
@@ -365,10 +361,8 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
 
     def open(self, state: State, lanes: int) -> State:
         shared_kv = self.model.project_states(state)
-        block: State = {}
-        for i, layer in enumerate(self.model.layers):
-            block |= prefix_layer_state(i, layer.open(layer_state(i, state), shared_kv))
-        return block
+        layers = enumerate(self.model.layers)
+        return join_layers(layer.open(layer_state(i, state), shared_kv) for i, layer in layers)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         window = self.model.block
@@ -382,12 +376,12 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
             blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
         part = Part(places, PositionBias.bucket(distance_BnZ.clamp(min=0)), unseen_BnZ, blind_BHn1)
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
-        after = {}
+        after = []
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
             x_BnD, changed = layer.extend(x_BnD, part, layer_state(i, state), layer_state(i, block))
-            after |= prefix_layer_state(i, changed)
-        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
+            after.append(changed)
+        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         after: State = {}
@@ -395,6 +389,6 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
         if "present" in state:
             absent_B = ~state["present"]
             after["present"] = torch.ones_like(state["present"])
-        for i, layer in enumerate(self.model.layers):
-            after |= prefix_layer_state(i, layer.close(layer_state(i, state), layer_state(i, block), absent_B))
-        return after
+        layers = enumerate(self.model.layers)
+        closed = (layer.close(layer_state(i, state), layer_state(i, block), absent_B) for i, layer in layers)
+        return after | join_layers(closed)

@@ -100,15 +100,11 @@ class TransformerXL(CoreModel):
     ) -> tuple[Tensor, State]:
         """Reads the segment at once, or block by block under recomputation."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
-        if self.recompute != "block":
+        if self.recompute == "block":
+            x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK)
+        else:
             x_BTD, state = self.read(x_BTD, state, fresh_BK)
-            return self.read_out(x_BTD, targets_BT), state
-        outputs = []
-        run = self.recomputed("block", self.read)
-        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
-            x_BWD, state = run(x_BWD, state, fresh_BK[:, k : k + 1])
-            outputs.append(x_BWD)
-        return self.read_out(torch.cat(outputs, 1), targets_BT), state
+        return self.read_out(x_BTD, targets_BT), state
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""

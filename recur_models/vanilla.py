@@ -16,19 +16,7 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.layers import (
-    MASKED,
-    MLP,
-    PositionBias,
-    Projector,
-    RMSNorm,
-    StackConfig,
-    dropout_mask,
-    dropouts,
-    linear,
-    merge_heads,
-    token_costs,
-)
+from recur_models.layers import MASKED, PositionBias, RMSNorm, StackConfig, dropout_mask, dropouts, token_costs
 from recur_models.losses import tied_output
 from recur_models.protocol import (
     IncrementalDecoder,
@@ -36,9 +24,10 @@ from recur_models.protocol import (
     Probe,
     RecurrentModel,
     State,
+    join_layers,
     layer_state,
-    prefix_layer_state,
 )
+from recur_models.sliding_window import TokenLayer
 from recur_models.stepping import append, bias
 
 
@@ -56,20 +45,14 @@ class VanillaConfig(StackConfig):
         return [token_costs(self, pairs=W * (W + 1) // 2, computed_pairs=W * W)] * self.layers
 
 
-class VanillaLayer(nn.Module):
+class VanillaLayer(TokenLayer):
     """Causal attention inside each block, then the MLP."""
 
     one_graph = True
+    position_bias: PositionBias
 
     def __init__(self, config: StackConfig):
-        super().__init__()
-        self.rates = dropouts(config)
-        self.project = Projector(config, cross=False, dropout=self.rates.normed)
-        self.position_bias = PositionBias(config.heads)
-        self.out = linear(config.width, config.d_model)
-        self.attention_dropout = nn.Dropout(self.rates.attention)
-        self.mlp_norm = RMSNorm(config.d_model)
-        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
+        super().__init__(config, cross=False)
 
     def forward(self, x_BKWD: Tensor, unseen_WW: Tensor | None = None) -> Tensor:
         """Attention within each block [B, K, W, D], or within a sequence [B, W, D], then the MLP. ``unseen_WW``: which tokens a
@@ -85,11 +68,6 @@ class VanillaLayer(nn.Module):
         if self.training and (kept_HWW := dropout_mask(bias_HWW, self.rates.weights)) is not None:
             weights = weights * kept_HWW.to(weights.dtype)
         return self.combine(x_BKWD, weights @ tokens.v)
-
-    def combine(self, x_nD: Tensor, heads_HnE: Tensor) -> Tensor:
-        """Attention's output into the residual stream, then the MLP's; over any leading dimensions."""
-        x_nD = x_nD + self.attention_dropout(self.out(merge_heads(heads_HnE)))
-        return x_nD + self.mlp(self.mlp_norm(x_nD))
 
 
 class VanillaTransformer(RecurrentModel):
@@ -148,12 +126,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
     model: VanillaTransformer
 
     def open(self, state: State, lanes: int) -> State:
-        config = self.model.config
-        like = self.model.embedding.weight
-        shape = (lanes, config.heads, config.window, config.head_dim)
-        return {
-            f"layers.{i}.{kind}": like.new_zeros(shape) for i in range(config.layers) for kind in ("keys", "values")
-        }
+        return join_layers(layer.initial_cache(lanes) for layer in self.model.layers)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see its earlier ones."""
@@ -161,7 +134,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
         bucket_BnW = PositionBias.bucket(distance_BnW.clamp(min=0))
         unseen_BnW = distance_BnW < 0
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
-        after = {}
+        after = []
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
             tokens = layer.project(x_BnD)
@@ -170,8 +143,8 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
             logits_BHnW = tokens.q_self @ keys.transpose(-1, -2) + bias_BHnW.to(keys.dtype)
             heads_BHnE = torch.softmax(logits_BHnW, dim=-1).to(values.dtype) @ values
             x_BnD = layer.combine(x_BnD, heads_BHnE)
-            after |= prefix_layer_state(i, changed)
-        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), after
+            after.append(changed)
+        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         return {}
