@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from data_prep.corpora.tasks import Draws, Task, Written
-from data_prep.documents import NOTHING, CorpusError
+from data_prep.documents import NOTHING
 
 VARIABLES = "xyzuvwabcdefghijklmnopqrst"
 MOST = 10
@@ -38,6 +38,7 @@ class Algorithm(Task):
 
     name: ClassVar[str] = "algorithm"
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}
+    graded: ClassVar[str] = "statements"
 
     statements: int = 100
     """Statements of a program."""
@@ -50,11 +51,7 @@ class Algorithm(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(statements=1, variables=1)
-        self.check_curriculum(self.curriculum)
-        if self.variables > len(VARIABLES):
-            raise CorpusError(
-                f"variables of corpus {self.name} is {self.variables}: give --variables {len(VARIABLES)} or fewer"
-            )
+        self.check_most(variables=len(VARIABLES))
 
     def options(self) -> dict[str, Any]:
         """With the bound of values, on which every program depends."""
@@ -64,15 +61,12 @@ class Algorithm(Task):
         return [*WORDS, *VARIABLES[: self.variables], *map(str, range(1, MOST + 1))]
 
     def size(self, split: str, index: int) -> int:
-        return 10 * self.statements_of(split, index)
-
-    def statements_of(self, split: str, index: int) -> int:
-        return self.length_in(self.curriculum, self.statements, split, index)
+        return 10 * self.length_of(split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         program = Program(draws.one, VARIABLES[: self.variables])
         values = dict[str, int]()
-        for _ in range(self.statements_of(split, index)):
+        for _ in range(self.length_of(split, index)):
             program.statement(values)
         return program.text, program.targets
 

@@ -43,16 +43,12 @@ class Arithmetic(Task):
         super().__post_init__()
         self.check(modulus=2, length=1)
         self.check_most(modulus=MOST_SYMBOLS)
-        self.check_curriculum(self.curriculum)
 
     def symbols(self) -> list[str]:
         return [*OPERATORS, *map(str, range(self.modulus))]
 
     def size(self, split: str, index: int) -> int:
         return 4 * self.length_of(split, index)
-
-    def length_of(self, split: str, index: int) -> int:
-        return self.length_in(self.curriculum, self.length, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         length = self.length_of(split, index)

@@ -42,6 +42,7 @@ class Mqar(Task):
 
     name: ClassVar[str] = "mqar"
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": (), "rewrites": 0}
+    graded: ClassVar[str] = "pairs"
 
     train: int = 100_000
     """Documents to train on."""
@@ -68,7 +69,6 @@ class Mqar(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(pairs=1, rewrites=0)
-        self.check_curriculum(self.curriculum, "pairs")
         most = max((self.pairs, *self.curriculum))
         given = most + min(self.rewrites, most)
         self.check(length=2 * (most + given), vocabulary=2 * given + 2)
@@ -83,14 +83,11 @@ class Mqar(Task):
         return f"{'k' if number < self.vocabulary // 2 else 'v'}{number}" if number else BLANK
 
     def size(self, split: str, index: int) -> int:
-        return 2 * self.length + 12 * self.pairs_of(split, index) if self.filler == "blank" else 6 * self.length
-
-    def pairs_of(self, split: str, index: int) -> int:
-        return self.length_in(self.curriculum, self.pairs, split, index)
+        return 2 * self.length + 12 * self.length_of(split, index) if self.filler == "blank" else 6 * self.length
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         """Draw one document: the pairs first, then each key once more, whose last value is the target."""
-        pairs = self.pairs_of(split, index)
+        pairs = self.length_of(split, index)
         rewrites = min(self.rewrites, pairs)
         half = self.vocabulary // 2
         context = 2 * (pairs + rewrites)

@@ -44,16 +44,12 @@ class Permutation(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(length=1)
-        self.check_curriculum(self.curriculum)
 
     def symbols(self) -> list[str]:
         return names(self.group)
 
     def size(self, split: str, index: int) -> int:
         return (int(self.group[1:]) + 1) * self.length_of(split, index)
-
-    def length_of(self, split: str, index: int) -> int:
-        return self.length_in(self.curriculum, self.length, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         shown = names(self.group)

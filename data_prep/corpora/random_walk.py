@@ -54,16 +54,12 @@ class RandomWalk(Task):
         super().__post_init__()
         self.check(grid=2, length=1)
         self.check_most(grid=math.isqrt(MOST_SYMBOLS))
-        self.check_curriculum(self.curriculum)
 
     def symbols(self) -> list[str]:
         return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]
 
     def size(self, split: str, index: int) -> int:
         return 2 * self.length_of(split, index)
-
-    def length_of(self, split: str, index: int) -> int:
-        return self.length_in(self.curriculum, self.length, split, index)
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         known = ACTIONS[self.actions]

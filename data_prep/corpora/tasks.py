@@ -69,6 +69,8 @@ class Task(ABC):
     name: ClassVar[str]
     unrecorded: ClassVar[dict[str, Any]] = {}
     """Options that a store's fingerprint leaves out while they have these values."""
+    graded: ClassVar[str] = "length"
+    """The field in whose place documents to train on take the values of the field `curriculum`, where a task has one."""
 
     train: int = 10_000
     """Documents to train on."""
@@ -81,6 +83,12 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         self.check(train=0, validation=0, test=0, seed=0)
+        wrong = [value for value in self._curriculum if value < 1]
+        if wrong:
+            what = "lengths" if self.graded == "length" else self.graded
+            raise CorpusError(
+                f"curriculum of corpus {self.name} holds {wrong[0]}: give --curriculum {what} of 1 or more"
+            )
         for field, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal and (value := getattr(self, field)) not in get_args(kind):
                 raise CorpusError(
@@ -101,19 +109,17 @@ class Task(ABC):
             if value > bound:
                 raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or less")
 
-    def check_curriculum(self, curriculum: Sequence[int], of: str = "lengths") -> None:
-        """Raises CorpusError where one of its lengths, or what else they are ``of``, is none."""
-        least = [length for length in curriculum if length < 1]
-        if least:
-            raise CorpusError(f"curriculum of corpus {self.name} holds {least[0]}: give --curriculum {of} of 1 or more")
+    @property
+    def _curriculum(self) -> Sequence[int]:
+        return vars(self).get("curriculum", ())
 
-    def length_in(self, curriculum: Sequence[int], length: int, split: str, index: int) -> int:
-        """How long a document is, or how many pairs it has: an equal share of those to train on has each length of the curriculum,
-        in its order; all others, and all where there is none, have ``length``.
+    def length_of(self, split: str, index: int) -> int:
+        """How long a document is, or how many pairs it has: an equal share of those to train on has each value of the curriculum,
+        in its order; all others, and all where there is none, have the graded field's.
         """
-        if split != "train" or not curriculum:
-            return length
-        return curriculum[index * len(curriculum) // self.train]
+        if split != "train" or not self._curriculum:
+            return vars(self)[self.graded]
+        return self._curriculum[index * len(self._curriculum) // self.train]
 
     @abstractmethod
     def symbols(self) -> Sequence[str]:
