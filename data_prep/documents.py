@@ -20,7 +20,6 @@ import xxhash
 
 from common.errors import UserError
 from common.places import Place
-from common.uris import is_uri
 from data_prep.packing import HEAD, packing_of
 
 SPLITS = ("train", "validation", "test")
@@ -181,14 +180,21 @@ def split_of(name: str) -> str:
     return "train" if share < 86 else "validation" if share < 93 else "test"
 
 
-def folder_of(name: str, source: str) -> Place:
-    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not there."""
+def place_of(name: str, source: str, needed: str = "folder: give --source FOLDER, or a file") -> Place:
+    """What `--source` names. Raises CorpusError where it is not given or not there."""
     if not source:
-        raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER")
+        raise CorpusError(f"corpus {name} needs a {needed}")
     root = Place.parse(source)
+    if not root.exists():
+        raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
+    return root
+
+
+def folder_of(name: str, source: str) -> Place:
+    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not a folder."""
+    root = place_of(name, source, "folder: give --source FOLDER")
     if not root.is_dir():
-        shown = root if is_uri(source) else source
-        raise CorpusError(f"{shown} is not a folder: give --source the folder that holds the corpus {name}")
+        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
     return root
 
 

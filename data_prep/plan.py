@@ -22,7 +22,7 @@ from common.files import digest
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, scan
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
-from data_prep.sources import ids_of, names_of, reread, take
+from data_prep.sources import names_of, reread, take
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20
@@ -204,7 +204,7 @@ class SplitScan:
     def _lines(self, run: range) -> Iterator[str]:
         """JSON lines of some documents: [id, split, bytes, xxh3]."""
         group, some = self.documents.group, slice(run.start, run.stop)
-        ids = ids_of(self.documents.sources_of(run))
+        ids, _ = self.documents.names_of(run)
         # A line end within an id is escaped: all at once is ten times quicker than one by one.
         quoted = json.dumps(ids, ensure_ascii=False, separators=(",\n", ":"))[1:-1].split(",\n")
         split = json.dumps(self.split)
@@ -380,7 +380,7 @@ def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
 def sample_documents(scan: SplitScan) -> np.ndarray:
     """int64. About `SAMPLE_BYTES` of documents, chosen by a hash of their ids, in the corpus's order."""
     documents = scan.documents
-    ids = ids_of(documents.sources_of(range(len(documents))))
+    ids, _ = documents.names_of(range(len(documents)))
     keys = np.fromiter((xxhash.xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
     order = np.argsort(keys, kind="stable")
     filled = np.cumsum(documents.group.bytes[order])

@@ -2,7 +2,7 @@
 
     sources = NumberedSources.join("train", [NumberedFile("a.jsonl", numbers, sizes, (offsets,))])
     sources[3]                                  # Source("a.jsonl:4", "a.jsonl:4", "train", 160, ("a.jsonl", 640))
-    ids_of(sources), sizes_of(sources)          # of these or of any other sequence of sources
+    names_of(sources), sizes_of(sources)        # of these or of any other sequence of sources
 
 A corpus may list its documents in either way.
 """
@@ -104,12 +104,6 @@ def take(sources: Sequence[Source], indices: np.ndarray) -> Sequence[Source]:
     return [sources[i] for i in indices.tolist()]
 
 
-def ids_of(sources: Sequence[Source]) -> list[str]:
-    if isinstance(sources, NumberedSources):
-        return sources.names() + [source.id for source in sources.others]
-    return [source.id for source in sources]
-
-
 def names_of(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
     """Ids and titles."""
     if isinstance(sources, NumberedSources):
@@ -134,7 +128,8 @@ def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) 
 
     Raises CorpusError where one is no longer what the scan saw.
     """
-    expected = zip(ids_of(sources), checksums, strict=True)
+    ids, _ = names_of(sources)
+    expected = zip(ids, checksums, strict=True)
     for item in corpus.read(sources):
         if isinstance(item, Skipped):
             continue

@@ -45,7 +45,17 @@ from data_prep.corpora.streams import (
     skipped_of,
 )
 from data_prep.corpora.tars import tar_members
-from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, decode_utf8, refuse_packed, split_of
+from data_prep.documents import (
+    SPLITS,
+    CorpusError,
+    Document,
+    Skipped,
+    Source,
+    decode_utf8,
+    place_of,
+    refuse_packed,
+    split_of,
+)
 from data_prep.packing import HEAD, packing_of
 
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)
@@ -89,7 +99,7 @@ class Arxiv:
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield each paper's TeX as one document, or why there is none. Raises CorpusError for an archive that cannot be read."""
-        root = self._root()
+        root = place_of(self.name, self.source)
         with ExitStack() as stack:
             opened: Place | None = None
             file: pa.NativeFile | None = None
@@ -129,17 +139,9 @@ class Arxiv:
             yield from left_out.skipped(source.id)
             yield Document(source.id, source.title, text)
 
-    def _root(self) -> Place:
-        if not self.source:
-            raise CorpusError(f"corpus {self.name} needs a folder: give --source FOLDER")
-        root = Place.parse(self.source)
-        if not root.exists():
-            raise CorpusError(f"{root} is not there: give --source the folder that holds the corpus {self.name}")
-        return root
-
     def _sources(self) -> list[Source]:
         """Those of all splits. Archives take long to list: as long as none of them changes, the newest listing stays."""
-        root = self._root()
+        root = place_of(self.name, self.source)
         beside = [Place.parse(path) for path in (self.ids, self.metadata) if path]
         whole = root.is_file()
         files = [Listed(root, "", root.size(), False)] if whole else _files(root)

@@ -21,13 +21,13 @@ from data_prep.corpora.streams import (
     Forward,
     decompressed,
     is_hidden,
-    open_seekable,
+    packing_at,
     reading,
     zip_archive,
     zip_members,
 )
 from data_prep.documents import CorpusError, Document, Source, refuse_packed
-from data_prep.packing import HEAD, packing_of
+from data_prep.packing import HEAD
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
 """Percent of the bytes."""
@@ -94,9 +94,7 @@ class Enwik8:
     def _open(self) -> Iterator[Forward]:
         file = Place.parse(self.source)
         with reading(file.shown):
-            with open_seekable(file) as raw:
-                head = raw.read(HEAD)
-            if packing_of(head) != "zip":
+            if packing_at(file) != "zip":
                 with decompressed(file) as stream:
                     yield stream
                 return

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 from common.places import Place
 from data_prep.corpora.streams import check_name, is_hidden
-from data_prep.documents import CorpusError, Document, Source, refuse_packed, split_of
+from data_prep.documents import CorpusError, Document, Source, decode_utf8, refuse_packed, split_of
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 
@@ -98,24 +98,14 @@ def _decode(path: Path) -> str:
     lines = io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
     try:
         encoding, _ = tokenize.detect_encoding(lines.readline)
-    except SyntaxError as error:
-        encoding = "utf-8"
-        declared = str(error)
-    else:
-        declared = encoding
-    try:
         text = data.decode(encoding)
         text.encode()
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{path} is not {encoding}: byte 0x{data[error.start]:02x} at offset {error.start} ({error.reason}); "
-            "fix the file or choose another --source"
-        ) from None
-    except (LookupError, ValueError) as error:  # no encoding of text, or one that gives what is no text
+    except (
+        SyntaxError,
+        LookupError,
+        ValueError,
+    ) as error:  # also an encoding of no text, or one that gives what is no text
+        decode_utf8(data, str(path))  # its error says more, where this is the cause
         reason = " ".join(str(error).split())
-        raise CorpusError(
-            f"{path} cannot be read as the {encoding} that it declares ({reason}): fix the file"
-        ) from None
-    if declared != encoding:
-        raise CorpusError(f"{path} declares no encoding that Python knows ({declared}): fix the file")
+        raise CorpusError(f"{path} cannot be read in the encoding that it declares ({reason}): fix the file") from None
     return text

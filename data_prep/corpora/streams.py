@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from common.places import Listed, Place
-from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, refuse_packed
+from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, place_of, refuse_packed
 from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
 
 MAX_DOCUMENT_BYTES = 512 << 20
@@ -80,14 +80,10 @@ def files_in(folder: Place, recursive: bool = False, links: bool = True, follow:
 
 def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> list[Listed]:
     """The files with some endings that `--source` names: one file, or all in a folder and the folders in it that are not hidden."""
-    if not source:
-        raise CorpusError(f"corpus {name} needs a folder: give --source FOLDER, or a file")
-    root = Place.parse(source)
+    root = place_of(name, source)
     if root.is_file():
         check_name(root.parent, root.name)
         return [Listed(root, root.name, root.size(), False)]
-    if not root.is_dir():
-        raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
     files = [file for file in files_in(root, recursive=True, follow=True) if file.name.lower().endswith(endings)]
     files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:
@@ -134,17 +130,25 @@ def open_seekable(file: Place) -> pa.NativeFile:
     return file.open_stream() if file.is_local else file.open_random()
 
 
+def packing_at(file: Place) -> str:
+    """The packing of a file; "" where it is not packed."""
+    with open_seekable(file) as raw:
+        return packing_of(raw.read(HEAD))
+
+
+@contextmanager
+def open_forward(file: Place) -> Iterator[Forward]:
+    """The bytes of a file, decompressed where it is packed by one of READ; a truncated one raises at its end."""
+    packing = packing_at(file)
+    with open_seekable(file) as raw:
+        yield Forward(unpacked(raw, packing), checked=True) if packing in READ else Forward(raw, size=raw.size())
+
+
 @contextmanager
 def decompressed(file: Place) -> Iterator[Forward]:
-    """The bytes of a file, decompressed where it is packed; a truncated one raises at its end.
-
-    Raises CorpusError where it is packed in a way that is not read here, or twice.
-    """
-    with open_seekable(file) as raw:
-        packing = packing_of(raw.read(HEAD))
-        raw.seek(0)
-        stream = Forward(unpacked(raw, packing), checked=True) if packing in READ else Forward(raw, size=raw.size())
-        refuse_packed(stream.peek(HEAD), f"the content of {file}" if packing in READ else f"{file}")
+    """As `open_forward`. Raises CorpusError where the file is packed in a way that is not read here, or twice."""
+    with open_forward(file) as stream:
+        refuse_packed(stream.peek(HEAD), f"the content of {file}" if stream.checked else f"{file}")
         yield stream
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.places import Place
-from data_prep.corpora.streams import CHUNK, Forward, open_seekable, printable
+from data_prep.corpora.streams import CHUNK, Forward, open_forward, printable
 from data_prep.documents import CorpusError
-from data_prep.packing import HEAD, READ, packing_of, unpacked
+from data_prep.packing import HEAD
 
 HEADER = 64 << 10
 """A tar header that wants more than this at once is not one."""
@@ -82,11 +82,7 @@ def read_member(stream: Forward, member: tarfile.TarInfo) -> Iterator[bytes]:
 @contextmanager
 def open_tar(file: Place) -> Iterator[Forward]:
     """The bytes of a tar, which may be packed. Raises CorpusError where the file is none."""
-    with open_seekable(file) as raw:
-        packing = packing_of(raw.read(HEAD))
-        raw.seek(0)
-        packed = packing in READ
-        stream = Forward(unpacked(raw, packing), checked=True) if packed else Forward(raw, size=raw.size())
+    with open_forward(file) as stream:
         if not is_tar(stream.peek(HEAD)):
             raise CorpusError(f"{file} holds no tar: unpack it, and give the folder of what is in it")
         yield stream

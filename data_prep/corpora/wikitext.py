@@ -36,6 +36,7 @@ from data_prep.corpora.streams import (
     is_safe,
     lines,
     open_seekable,
+    packing_at,
     reading,
     skipped_of,
     split_named,
@@ -45,8 +46,8 @@ from data_prep.corpora.streams import (
 )
 from data_prep.corpora.tars import open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
-from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8
-from data_prep.packing import HEAD, READ, packing_of
+from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8, place_of
+from data_prep.packing import READ
 
 FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
 PUBLISHED = {
@@ -128,15 +129,9 @@ class WikiText:
 
     def _members(self) -> dict[str, tuple[str, ...]]:
         """The file of each split that is there: its name in the folder or the archive; of Parquet all of its shards."""
-        if not self.source:
-            raise CorpusError(f"corpus {self.name} needs a folder: give --source FOLDER, or the zip of the release")
-        root = Place.parse(self.source)
-        if root.is_dir():
-            names = [file.name for file in files_in(root)]
-        elif root.is_file():
-            names = _names_in(root, root.size(), root.changed())
-        else:
-            raise CorpusError(f"{root} is not there: give --source the folder or the zip of the release")
+        root = place_of(self.name, self.source, "folder: give --source FOLDER, or the zip of the release")
+        in_archive = root.is_file()
+        names = _names_in(root, root.size(), root.changed()) if in_archive else [file.name for file in files_in(root)]
         forms = ("tokens", "raw") if self.form == "any" else (self.form,)
         found: dict[str, tuple[str, ...]] = {}
         for split, stem in FILES.items():
@@ -173,7 +168,7 @@ class WikiText:
             elif root.is_dir():
                 with open_seekable(root / members[0]) as file:
                     yield Forward(file, size=file.size())
-            elif _packing(root) == "zip":
+            elif packing_at(root) == "zip":
                 with zip_archive(root) as archive, archive.open(members[0]) as stream:
                     yield Forward(stream)
             else:
@@ -182,18 +177,13 @@ class WikiText:
                     yield Forward(Joined(read_member(stream, member)))
 
 
-def _packing(root: Place) -> str:
-    with open_seekable(root) as raw:
-        return packing_of(raw.read(HEAD))
-
-
 @lru_cache(maxsize=1)  # a packed tar is read from its beginning to its end
 def _names_in(root: Place, size: int, changed: int) -> list[str]:
     """The names of the files in an archive, or that of a Parquet file. A packed tar is checked as a whole."""
     if root.name.endswith(".parquet"):
         return [root.name]
     with reading(root.shown):
-        if _packing(root) in ("tar", *READ):
+        if packing_at(root) in ("tar", *READ):
             with open_tar(root) as stream:
                 names = [m.name for m in tar_members(stream) if m.isreg() and not m.issparse() and is_safe(m.name)]
                 stream.skip_rest()

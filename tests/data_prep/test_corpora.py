@@ -233,7 +233,7 @@ def test_python_source_undecodable(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "bad.py").write_bytes(head + b"'\xff'\n")
     corpus = PythonSource(source=str(tmp_path))
     source = next(s for split in SPLITS for s in corpus.sources(split))
-    with pytest.raises(CorpusError, match=rf"bad\.py is not utf-8: byte 0xff at offset {len(head) + 1} "):
+    with pytest.raises(CorpusError, match=rf"bad\.py is not UTF-8: byte 0xff at offset {len(head) + 1} "):
         list(corpus.read([source]))
 
 
@@ -252,7 +252,7 @@ def test_the_home_folder_of_nobody() -> None:
 def test_missing_folder(kind: type, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="needs a folder: give --source"):
         kind().sources("train")
-    with pytest.raises(CorpusError, match="nowhere is not a folder: give --source"):
+    with pytest.raises(CorpusError, match="nowhere is not there: give --source"):
         kind(source=str(tmp_path / "nowhere")).sources("train")
 
 

@@ -229,7 +229,7 @@ def test_sources_by_uri(tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/a%20b"
     for corpus in (Pg19(source=uri), Text(source=uri)):
         assert [str(d.text) for d in documents(corpus, "train")] == ["one\r\n", "two"]
-    with pytest.raises(CorpusError, match="is not a folder"):
+    with pytest.raises(CorpusError, match="is not there"):
         Text(source=f"{uri}/nowhere").sources("train")
 
 

@@ -21,7 +21,7 @@ from data_prep.document_table import SCHEMA, read_table, write_table
 from data_prep.documents import Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
 from data_prep.plan import group_by_bytes
-from data_prep.sources import NumberedFile, NumberedSources, ids_of, names_of, sizes_of, take
+from data_prep.sources import NumberedFile, NumberedSources, names_of, sizes_of, take
 from data_prep.store import SegmentStore
 from data_prep.verification import verify_split
 from pipelines import inspect
@@ -202,7 +202,7 @@ def test_numbered_sources_are_a_sequence_of_sources() -> None:
     assert list(sources) == every and len(sources) == 5 and [sources[i] for i in range(-5, 5)] == every * 2
     assert all(list(sources[i:j]) == every[i:j] for i in range(6) for j in range(6))
     for some in (sources, every, sources[3:], every[:0], sources[:0]):
-        assert names_of(some) == (ids_of(some), [s.title for s in some]) and ids_of(some) == [s.id for s in some]
+        assert names_of(some) == ([s.id for s in some], [s.title for s in some])
         assert sizes_of(some).tolist() == [source.bytes for source in some]
     assert list(take(sources, np.array([0, 3, 4]))) == take(every, np.array([0, 3, 4])) == [every[i] for i in (0, 3, 4)]
     with pytest.raises(IndexError):

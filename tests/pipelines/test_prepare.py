@@ -311,7 +311,7 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         (["text", "--splits"], "splits is empty"),
         (["text", "--num-workers", "-1"], "num_workers is -1"),
         (["text"], "corpus text needs a folder: give --source FOLDER"),
-        (["text", "--source", "nowhere"], "nowhere is not a folder"),
+        (["text", "--source", "nowhere"], "/nowhere is not there: give --source"),
         (["pg19", "--newline", "none"], "invalid choice 'none'"),
         (["python-source", "--tokenizer", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
     ],
@@ -329,7 +329,7 @@ def test_wrong_words(
         cli.run(main)
     captured = capsys.readouterr()
     assert exit.value.code == 2
-    assert captured.err.startswith(f"error: {sentence}") and captured.err.count("\n") == 1
+    assert captured.err.startswith("error: ") and sentence in captured.err and captured.err.count("\n") == 1
 
 
 def test_ray_is_started_for_what_takes_longer_than_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
