@@ -18,8 +18,8 @@ from typing import Any, Literal, get_args
 import torch
 
 from benchmarks.contenders import fill_memory, peer_model
+from common.checks import check_options
 from common.choices import Compile
-from common.errors import UserError
 from pipelines.config.run import ModelSettings
 from pipelines.presets import PRESETS
 from pipelines.training.optim import build_optimizer
@@ -118,9 +118,7 @@ class BenchConfig:
     """JSON file of all measurements; the table goes beside it as Markdown."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "training_steps", "tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}: it must be at least 1")
+        check_options(self, steps=1, training_steps=1, tokens=1)
 
     @property
     def vocab_size(self) -> int:

@@ -36,6 +36,14 @@ def check_fields(group: str, config: Any, **least: float) -> None:
             )
 
 
+def check_options(config: Any, **least: int) -> None:
+    """Raise UserError where an option's number is less than the least that it may be."""
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value < bound:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: give {bound} or more")
+
+
 def is_not(value: Any, kind: Any) -> str:
     """The type that a field needs if ``value`` has the wrong one, else "".
 

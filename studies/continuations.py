@@ -19,6 +19,7 @@ import numpy as np
 import tyro
 from rich.console import Console
 
+from common.checks import check_options
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
@@ -60,10 +61,7 @@ class ContinuationsConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        for name, least in (("places", 1), ("new_tokens", 2), ("blocks", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be at least {least}")
+        check_options(self, places=1, new_tokens=2, blocks=0, seed=0)
 
 
 def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
+from common.checks import check_options
 from common.errors import UserError
 from common.lock import file_lock
 from data_prep.store import SegmentStore
@@ -69,17 +70,7 @@ class TokensConfig(TargetsConfig):
         super().__post_init__()
         if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
             raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
-        for name, least in (
-            ("page_tokens", 1),
-            ("words", 1),
-            ("per_document", 0),
-            ("documents", 0),
-            ("common", 0),
-            ("document", -1),
-        ):
-            value = getattr(self, name)
-            if value < least:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: give {least} or more")
+        check_options(self, page_tokens=1, words=1, per_document=0, documents=0, common=0, document=-1)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from common.checks import check_options
 from common.places import Place
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in, is_hidden, split_folders
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8
@@ -41,9 +42,7 @@ class Pg19:
     """Tokens of each validation book, from its beginning; 0 for all. For tokenizers that are not trained on the corpus."""
 
     def __post_init__(self) -> None:
-        for name in ("books", "validation_tokens"):
-            if getattr(self, name) < 0:
-                raise CorpusError(f"--{name.replace('_', '-')} is {getattr(self, name)}: give 0 for all, or more")
+        check_options(self, books=0, validation_tokens=0)
 
     def options(self) -> dict[str, Any]:
         fewer = {"books": self.books, "validation_tokens": self.validation_tokens}
