@@ -9,7 +9,6 @@ Only safetensors are read. Nothing is downloaded: a name is looked up in the loc
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -174,13 +173,10 @@ def theirs_of(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _config(family: Family, folder: Path) -> dict[str, Any]:
-    try:
-        values: Any = json.loads((folder / "config.json").read_text("utf-8"))
-    except OSError:
-        raise ValueError(f"{folder} has no config.json that can be read: {family.remedy}") from None
-    except ValueError:
-        raise ValueError(f"{folder / 'config.json'} is not JSON: {family.remedy}") from None
-    kind: Any = values.get("model_type") if isinstance(values, dict) else None
+    values = read_json(folder / "config.json")
+    if not values:
+        raise ValueError(f"{folder} has no config.json that can be read: {family.remedy}")
+    kind: Any = values.get("model_type")
     if kind == "throughline":
         name: Any = (values.get("model") or {}).get("name")
         if name in (family.kind, f"{family.kind}-rec"):
@@ -192,11 +188,9 @@ def _config(family: Family, folder: Path) -> dict[str, Any]:
 
 
 def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
-    files = ["model.safetensors"]
-    index = folder / "model.safetensors.index.json"
     try:
-        if index.is_file():
-            files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        index = read_json(folder / "model.safetensors.index.json")
+        files = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
         return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
     except FileNotFoundError:
         other = next((path.name for path in sorted(folder.glob("*.bin"))), None)
