@@ -74,18 +74,6 @@ class TokenStore(Protocol):
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray: ...
 
 
-class Lanes(Protocol):
-    """A schedule: what `read_batch` and the training loop need of it."""
-
-    lanes: int
-    segment_length: int
-    block: int
-
-    def spans(self, step: int, lane: int) -> list[Span]: ...
-
-    def valid_tokens(self, step: int) -> int: ...
-
-
 def _usable(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     lengths = np.asarray(lengths, dtype=np.int64)
     if not (lengths > 0).any():
@@ -297,7 +285,9 @@ def _to_one_length(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     return np.minimum(lengths, max(fit, 1) * block)
 
 
-def read_batch(store: TokenStore, schedule: Lanes, step: int, lane_start: int, lane_stop: int) -> Batch:
+def read_batch(
+    store: TokenStore, schedule: TrainingLanes | EvaluationLanes, step: int, lane_start: int, lane_stop: int
+) -> Batch:
     """Read lanes `lane_start` to `lane_stop` (not included) of one step; only their tokens are touched.
 
     Returns arrays whose first dimension is `lane_stop - lane_start`.

@@ -69,10 +69,6 @@ class Costs:
         """FLOPs of the forward and backward pass as our code does it, for one token."""
         return (3 * self.computed_flops - self.without_gradient) / self.block
 
-    def segment(self, length: int) -> int:
-        """Needed FLOPs of the forward pass over a segment of so many tokens (a multiple of the block) of one lane."""
-        return self.flops * length // self.block
-
 
 def product(rows: int, fan_in: int, fan_out: int) -> Costs:
     """``rows`` vectors through one matrix."""

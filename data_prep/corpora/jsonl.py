@@ -205,17 +205,16 @@ class JsonLines:
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
         left_out = LeftOut()
-        fields = bool(self.id_field or self.title_field or self.thread_field)
         before: str | None = None  # the id of the line before
         document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
         spans: list[Span] = []  # its own
         after_large = False
         with reading(file.place.shown), decompressed(file.place) as stream:
             _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
-            for number, line in enumerate(lines(stream, self.max_document_bytes if fields else 0), 1):
+            for number, line in enumerate(lines(stream, self.max_document_bytes), 1):
                 id = title = f"{file.name}:{number}"
                 reason = "empty" if line.blank else "too large" if line.size > self.max_document_bytes else None
-                if fields and line.data is not None and reason is None:
+                if line.data is not None and reason is None:
                     where = f"{file.place}"
                     record = _record(line.data, where, number, line.offset)
                     id, title = self._names(record, id, where, number)

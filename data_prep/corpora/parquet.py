@@ -199,8 +199,6 @@ class Parquet:
     def _names(self, parquet: pq.ParquetFile, group: int, where: str) -> Iterator[tuple[str | None, str | None]]:
         """The ids and titles of a row group's rows, where there are columns for them."""
         columns = [column for column in (self.id_column, self.title_column) if column]
-        if not columns:
-            return
         for batch in parquet.iter_batches(1024, row_groups=[group], columns=columns):
             for row in batch.to_pylist():
                 id = _plain(row.get(self.id_column), where)
