@@ -114,9 +114,8 @@ class GPT2Layer(DecoderLayer):
 
     def __init__(self, c: GPT2Config):
         super().__init__(c.heads, c.heads, c.d_model // c.heads, c.dropout)
-        std = (
-            0.02 / (2 * c.layers) ** 0.5
-        )  # GPT-2 begins what adds to the residual stream the smaller, the more layers there are
+        # GPT-2 begins what adds to the residual stream the smaller, the more layers there are.
+        std = 0.02 / (2 * c.layers) ** 0.5
         self.ln_1 = nn.LayerNorm(c.d_model)
         self.ln_2 = nn.LayerNorm(c.d_model)
         self.attn: Any = nn.ModuleDict(

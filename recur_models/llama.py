@@ -179,9 +179,8 @@ class LlamaLayer(DecoderLayer):
 
     def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
         position_N = torch.arange(-prev_BND.shape[1], 0, device=prev_BND.device)
-        prev_BND = prev_BND.to(
-            self.input_layernorm.weight.dtype
-        )  # autocast made it bfloat16: no fused norm mixes the two
+        # Autocast made it bfloat16: no fused norm mixes the two.
+        prev_BND = prev_BND.to(self.input_layernorm.weight.dtype)
         return self.keys_values_at(self.input_layernorm(prev_BND), position_N[None])
 
     def output(self, heads_BnC: Tensor) -> Tensor:

@@ -265,9 +265,8 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
                     empty = x_BSCD.new_zeros(lanes, config.heads, N * C, config.head_dim)
                     earlier, own = empty.split([(N - 1) * C, C], dim=2)
                     if held:
-                        earlier = F.pad(
-                            held[j][place], (0, 0, i * C, 0)
-                        )  # at each pass one chunk more has left the window
+                        # At each pass one chunk more has left the window.
+                        earlier = F.pad(held[j][place], (0, 0, i * C, 0))
                     block |= {f"{i}.{j}.earlier_{kind}": earlier.clone(), f"{i}.{j}.{kind}": own.clone()}
         return block
 

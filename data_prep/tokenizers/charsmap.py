@@ -40,11 +40,8 @@ def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
     encoded = [character.encode() for character in characters]
     firsts = np.array(sorted({data[0] for data in encoded}))
 
-    ends: tuple[set[int], set[int], set[int]] = (
-        set(),
-        set(),
-        set(),
-    )  # the last byte of each key, the last two, the last three
+    # The last byte of each key, the last two, the last three.
+    ends: tuple[set[int], set[int], set[int]] = (set(), set(), set())
     # Each node, and the two last bytes of what leads to it.
     nodes = before = np.zeros(1, dtype=np.int64)
     space = np.int64(-1)

@@ -58,9 +58,8 @@ def read_chat(folder: Path, ids: Mapping[str, int]) -> Chat | None:
     config = read_json(folder / "tokenizer_config.json")
     named = {**read_json(folder / "special_tokens_map.json"), **config}
     tokens = {name: _content(named[name]) for name in TOKENS if named.get(name)}
-    special = {
-        name: token for name, token in tokens.items() if token in ids
-    }  # transformers adds others, which no text has
+    # transformers adds others, which no text has
+    special = {name: token for name, token in tokens.items() if token in ids}
     ends = eos_token_ids(folder)
     if not ends and "eos_token" in special:
         ends = (ids[special["eos_token"]],)

@@ -53,9 +53,8 @@ PATTERN = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|
 """GPT-2's pattern, with all that needs no look-ahead in one group, which the library of regular expressions matches at once: by the
 pattern as tiktoken writes it, a text takes a third more time."""
 
-CUTS = Cuts(
-    r"\S(?=[ \n])", characters=1 << 16
-)  # Python's \s has all characters of Unicode's White_Space, and a few more
+# Python's \s has all characters of Unicode's White_Space, and a few more.
+CUTS = Cuts(r"\S(?=[ \n])", characters=1 << 16)
 
 WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """Unicode's White_Space, as a class of characters: what \\s is to tiktoken."""
