@@ -7,7 +7,6 @@ every text: where two segmentations score almost alike, the sums' rounding decid
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Container, Sequence
 from itertools import chain, count
@@ -20,6 +19,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_python import PreTrainedTokenizer
 
+from common.cuts import Cuts
 from recur_models.bundle import write_tokenizer
 
 BEGIN_OF_DOCUMENT = "<|begin_of_document|>"
@@ -54,16 +54,12 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         piece_fallback_characters: int = 1 << 16,
         **kwargs: Any,
     ) -> None:
-        """``piece_characters``: a long text is encoded in pieces that end where ``piece_end``, a regular expression, first matches
-        after so many characters; the next begins ``piece_skip`` characters later. 0: texts are encoded as a whole.
-        ``piece_fallback``: another one, for a piece without an end after ``piece_fallback_characters``."""
+        """A long text is encoded in pieces, whose `Cuts` the arguments are; without ``piece_characters`` as a whole."""
         self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
         self.vocab_file = vocab_file
-        self.piece_characters = piece_characters
-        self._piece_end = re.compile(piece_end)
-        self._piece_skip = piece_skip
-        self._fallback = re.compile(piece_fallback) if piece_fallback else None
-        self._fallback_characters = piece_fallback_characters
+        self._cuts = None
+        if piece_characters:
+            self._cuts = Cuts(piece_end, piece_characters, piece_skip, piece_fallback, piece_fallback_characters)
         # The name of begin-of-document in a text is ordinary text, as in the corpus.
         pieces = {self.processor.id_to_piece(i) for i in range(self.processor.get_piece_size())}
         special = dict.fromkeys(PARTS, begin_of_document_name(pieces))
@@ -93,20 +89,10 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
         pieces = []
-        start = 0
-        while start < len(text):
-            found = self._end_of_piece(text, start) if self.piece_characters else None
-            stop = found.end() if found else len(text)
+        for part in self._cuts.pieces(text) if self._cuts else [text]:
             # The pieces of these ids: text that no piece covers may be the name of a control piece.
-            pieces += map(self.processor.id_to_piece, self.processor.encode(text[start:stop]))
-            start = stop + self._piece_skip
+            pieces += map(self.processor.id_to_piece, self.processor.encode(part))
         return pieces
-
-    def _end_of_piece(self, text: str, start: int) -> re.Match[str] | None:
-        if self._fallback is None:
-            return self._piece_end.search(text, start + self.piece_characters)
-        most = start + self._fallback_characters
-        return self._piece_end.search(text, start + self.piece_characters, most) or self._fallback.search(text, most)
 
     def _convert_token_to_id(self, token: str) -> int:
         return self.processor.piece_to_id(token)

@@ -5,10 +5,8 @@ Ids [tokens] are uint16 or uint32, by the size of the vocabulary. The last id is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -142,37 +140,6 @@ def folded(tokenizer: Tokenizer) -> list[str] | None:
 
 def _text(text: str | bytes) -> str:
     return text if isinstance(text, str) else text.decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Places at which a text may be cut without a change of ids: encoding the pieces gives the ids of the whole."""
-
-    pattern: str
-    """Regular expression; a piece ends where a match ends."""
-    characters: int
-    """A piece ends at the first such place after so many characters."""
-    skip: int = 0
-    """Characters left out after a piece: a space that the tokenizer itself puts before the next one."""
-    fallback: str = ""
-    """Regular expression of further places, for a text that has none of `pattern`'s for long; empty for none."""
-    fallback_characters: int = 1 << 16
-    """A piece that is still without an end after so many characters ends at the next such place."""
-
-    def pieces(self, text: str) -> Iterator[str]:
-        """The pieces of a text, in order; an empty text has none."""
-        search = re.compile(self.pattern).search
-        search_on = re.compile(self.fallback).search
-        start = 0
-        while start < len(text):
-            if self.fallback:
-                most = start + self.fallback_characters
-                found = search(text, start + self.characters, most) or search_on(text, most)
-            else:
-                found = search(text, start + self.characters)
-            stop = found.end() if found else len(text)
-            yield text[start:stop]
-            start = stop + self.skip
 
 
 class Ids:

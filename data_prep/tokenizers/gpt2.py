@@ -45,9 +45,10 @@ import numpy as np
 import tiktoken
 import xxhash
 
+from common.cuts import Cuts
 from common.files import digest
 from common.places import Place
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
+from data_prep.tokenizers.base import Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 
 PATTERN = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 """GPT-2's pattern, with all that needs no look-ahead in one group, which the library of regular expressions matches at once: by the

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
 
+from common.cuts import Cuts
 from common.files import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, encode_each, encoding_errors, token_dtype
+from data_prep.tokenizers.base import Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.chat import CHAT_FILE, Chat
 from data_prep.tokenizers.gpt2 import GPT2Tokenizer

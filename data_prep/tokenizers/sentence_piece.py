@@ -32,8 +32,9 @@ import sentencepiece
 import xxhash
 from sentencepiece import sentencepiece_model_pb2
 
+from common.cuts import Cuts
 from common.files import digest
-from data_prep.tokenizers.base import Cuts, Ids, TokenizerError, concatenate, encode_each, encoding_errors, token_dtype
+from data_prep.tokenizers.base import Ids, TokenizerError, concatenate, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 from data_prep.tokenizers.letters import OTHER_LETTERS, members, ranges
 
