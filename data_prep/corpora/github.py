@@ -28,6 +28,7 @@ from data_prep.corpora.streams import (
     is_link,
     printable,
 )
+from data_prep.corpora.tex_encoding import decode
 from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, folder_of, split_of
 
 ENDINGS = (
@@ -135,7 +136,7 @@ class GitHub:
                 left_out.add("generated")
             elif len(data) > LONG_LINES * _lines(data):
                 left_out.add("minified")
-            elif (text := _decode(data)) is None:
+            elif (text := decode(data, "utf-8")) is None:
                 left_out.add("not UTF-8")
             elif text.strip():
                 size += len(data)
@@ -156,10 +157,3 @@ def _read(file: Place) -> bytes:
 def _lines(data: bytes) -> int:
     """How many lines there are; one ends in LF, CR LF or, as on an old Mac, CR."""
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1
-
-
-def _decode(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None

@@ -19,9 +19,7 @@ from data_prep.corpora.streams import split_named, text_of_cell
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 
-REMEDY = (
-    "see that a hub can be reached, or download the shards of the data set and give them to the corpus parquet or jsonl"
-)
+REMEDY = "or download the shards of the data set and give them to the corpus parquet or jsonl"
 ROWS = 64
 _LOADED: dict[tuple[str, ...], dict[str, Any]] = {}
 """The data set that this process opened last."""
@@ -89,10 +87,7 @@ class Hub:
         try:
             datasets = importlib.import_module("datasets")
         except ImportError:
-            raise CorpusError(
-                "corpus hub needs the package datasets: pip install datasets, or download the shards of the data set and give "
-                "them to the corpus parquet or jsonl"
-            ) from None
+            raise CorpusError(f"corpus hub needs the package datasets: pip install datasets, {REMEDY}") from None
         key = (self.source, self.subset, self.revision)
         if key not in _LOADED:
             try:
@@ -116,4 +111,4 @@ class Hub:
 
     def _unreachable(self, error: Exception) -> CorpusError:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        return CorpusError(f"data set {self.source} cannot be had ({reason}): {REMEDY}")
+        return CorpusError(f"data set {self.source} cannot be had ({reason}): see that a hub can be reached, {REMEDY}")

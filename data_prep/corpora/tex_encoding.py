@@ -50,18 +50,19 @@ def decoded(files: Mapping[str, bytes]) -> dict[str, str]:
 
     A file that can be UTF-8 is, whatever is declared: text in another encoding hardly ever looks like it.
     """
-    texts = {name: _decode(data, "utf-8") for name, data in files.items()}
+    texts = {name: decode(data, "utf-8") for name, data in files.items()}
     if None in texts.values():
         declared = {name: _declared(data) for name, data in files.items()}
         common = next((codec for codec in declared.values() if codec), "ascii")
         for name, text in texts.items():
             for codec in (declared[name] or common, "cp1252"):
-                text = _decode(files[name], codec) if text is None else text
+                text = decode(files[name], codec) if text is None else text
             texts[name] = text
     return {name: files[name].decode("latin-1") if text is None else text for name, text in texts.items()}
 
 
-def _decode(data: bytes, codec: str) -> str | None:
+def decode(data: bytes, codec: str) -> str | None:
+    """The text of some bytes; None where they are not of this encoding."""
     try:
         return data.decode(codec)
     except UnicodeDecodeError:
