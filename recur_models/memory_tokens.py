@@ -61,7 +61,15 @@ class MemoryTokensConfig(StackConfig):
     @property
     def read_tokens(self) -> int:
         """Memory tokens before a block's tokens: R."""
-        return 0 if isinstance(self, ARMTConfig) else self.memory_tokens
+        return self.memory_tokens
+
+    def association(self) -> Association | None:
+        """A layer's association; None without one."""
+        return None
+
+    def association_costs(self, tokens: int) -> Costs:
+        """What a layer's association costs over a block of so many tokens, its memory tokens included."""
+        return Costs()
 
     @property
     def least_blocks(self) -> int:
@@ -77,9 +85,7 @@ class MemoryTokensConfig(StackConfig):
         W = self.window
         N = R + W + S
         pairs = R * R + W * R + W * (W + 1) // 2 + S * N
-        layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N)
-        if isinstance(self, ARMTConfig):
-            layer += association_costs(self.d_model, self.memory_dim, N, S)
+        layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N) + self.association_costs(N)
         return [layer] * self.layers + [scales(S * self.d_model)]
 
 
@@ -104,6 +110,16 @@ class ARMTConfig(MemoryTokensConfig):
     """Divide the features of keys and queries by their length, as the authors' later code does. The paper does not, and its
     memory can grow by orders of magnitude."""
 
+    @property
+    def read_tokens(self) -> int:
+        return 0
+
+    def association(self) -> Association:
+        return Association(self.d_model, self.memory_dim, self.unit_keys)
+
+    def association_costs(self, tokens: int) -> Costs:
+        return association_costs(self.d_model, self.memory_dim, tokens, self.memory_tokens)
+
 
 class MemoryLayer(nn.Module):
     """A layer of `vanilla` over a block and its memory tokens, in `armt` with an association."""
@@ -114,9 +130,7 @@ class MemoryLayer(nn.Module):
         super().__init__()
         self.memory_tokens = config.memory_tokens
         self.tokens = VanillaLayer(config)
-        self.association = None
-        if isinstance(config, ARMTConfig):
-            self.association = Association(config.d_model, config.memory_dim, config.unit_keys)
+        self.association = config.association()
 
     def initial_state(self, lanes: int) -> State:
         if self.association is None:
