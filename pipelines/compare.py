@@ -96,7 +96,7 @@ def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingCo
 
 def main(argv: list[str]) -> None:
     """Compare runs, sweeps and runs of MLflow: print a table, draw the curves. Raises UserError for bad input."""
-    config = cli.parse(CompareConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(CompareConfig, argv, __doc__)
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     places = [Place.parse(name) for name in config.runs]
     config = replace(config, tracking=tracking_for(config.tracking.located(), places))

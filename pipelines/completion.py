@@ -68,7 +68,7 @@ class CompletionConfig:
 
 def main(argv: list[str]) -> None:
     """Print the completion script of a shell."""
-    config = cli.parse(CompletionConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(CompletionConfig, argv, __doc__)
     cases = "\n".join(
         f"        *:{name}) first={_words(FIRST.get(name, ()))} options={_words(all_options(name))} ;;"
         for name in NAMES

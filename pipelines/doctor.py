@@ -36,7 +36,7 @@ COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", 
 
 def main(argv: list[str]) -> int:
     """Verify all checkpoints of a run. Returns 2 where one is damaged, or belongs to another store or code."""
-    config = cli.parse(DoctorConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(DoctorConfig, argv, __doc__)
     run = RunFolder.parse(config.run)
     if not run.place.exists():
         near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)

@@ -75,7 +75,7 @@ def open_split(checkpoint: Snapshot, config: EmbedConfig) -> SegmentStore:
 
 def main(argv: list[str]) -> None:
     """Embed documents, resuming where an earlier start was killed. Raises UserError for bad input."""
-    config = cli.parse(EmbedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(EmbedConfig, argv, __doc__)
     output = Place.parse(config.output)
     text = read_text(config.file) if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")

@@ -173,7 +173,7 @@ def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
 
 def main(argv: list[str]) -> None:
     """Evaluate checkpoints and write their report. Raises UserError for bad input."""
-    config = cli.parse(EvaluateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(EvaluateConfig, argv, __doc__)
     targets = load_targets(config)
     name = "-vs-".join(target.name for target in targets) + config.cleared + config.chosen
     output = output_for(config.output, targets[0].run, name, config.split)

@@ -42,7 +42,7 @@ class ExportConfig:
 
 def main(argv: list[str]) -> None:
     """Write a checkpoint as a folder that transformers opens. Raises UserError for bad input."""
-    config = cli.parse(ExportConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(ExportConfig, argv, __doc__)
     checkpoint = find_model(config.run)
     from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
 

@@ -146,7 +146,7 @@ class TextStream:
 
 def main(argv: list[str]) -> None:
     """Continue a text and print it as it is written. Raises UserError for bad input."""
-    config = cli.parse(GenerateConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(GenerateConfig, argv, __doc__)
     prompt = read_text(config.file) if config.file else config.prompt
     trained = load(config.run, config.store)
     if trained.labels:

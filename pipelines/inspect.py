@@ -59,7 +59,7 @@ class InspectConfig:
 
 def main(argv: list[str]) -> None:
     """Print what a prepared split holds."""
-    config = cli.parse(InspectConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(InspectConfig, argv, __doc__)
     store = SegmentStore.open(config.split)
     console = lines()
     describe(console, store)

@@ -33,13 +33,7 @@ def main(argv: list[str]) -> int:
         complaints = taken_ports(socket.gethostname(), ports_of(argv))
         otherwise = "the ports are free"
     else:
-        config = cli.parse_preset(
-            presets_with(PRESETS, argv),
-            argv,
-            description=(__doc__ or "").split("\n\n")[0],
-            names=overview,
-            search=search,
-        ).located()
+        config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
         ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus) or 1)
         nodes = ray_session.nodes()
         print(f"{len(nodes)} machine{'s' * (len(nodes) > 1)}: {', '.join(map(readiness.label, nodes))}", flush=True)

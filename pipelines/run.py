@@ -154,7 +154,7 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Run the stages that are not done yet, in order. Returns the status of the first that failed."""
-    config = cli.parse(PipelineConfig, argv, description=(__doc__ or "").split("\n\n")[0]).located()
+    config = cli.parse(PipelineConfig, argv, __doc__).located()
     name = config.name or config.preset
     began = time.monotonic()
     planned = stages(config)

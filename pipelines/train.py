@@ -85,13 +85,7 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 
 def main(argv: list[str]) -> int:
     """Train the run of a command line, or resume it. Raises UserError for bad input."""
-    config = cli.parse_preset(
-        presets_with(PRESETS, argv),
-        argv,
-        description=(__doc__ or "").split("\n\n")[0],
-        names=overview,
-        search=search,
-    ).located()
+    config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
     run = open_run(config)

@@ -30,7 +30,7 @@ class UiConfig:
 
 def main(argv: list[str]) -> None:
     """Serve MLflow's pages on the runs below a folder until Ctrl-C."""
-    config = cli.parse(UiConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(UiConfig, argv, __doc__)
     if not (config.root / "mlflow.db").exists():
         raise FileNotFoundError(
             f"{config.root} holds no mlflow.db: train something first, or name the --root of your runs"

@@ -28,7 +28,7 @@ class VerifyConfig:
 
 def main(argv: list[str]) -> int:
     """Verify every byte of stores. Returns 2 where something is wrong."""
-    config = cli.parse(VerifyConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(VerifyConfig, argv, __doc__)
     folders = find_splits(config.store)
     sizes = {folder: split_bytes(folder) for folder in folders}
     total = sum(sizes.values())

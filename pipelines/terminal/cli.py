@@ -1,7 +1,7 @@
 """The command line of every entry script: tyro's options and help, and one plain sentence for whatever a user got wrong.
 
     def main(argv: list[str]) -> None:
-        config = cli.parse(Config, argv, "Evaluate a checkpoint.")      # or cli.parse_preset(PRESETS, argv, "Train.")
+        config = cli.parse(Config, argv, __doc__)      # or cli.parse_preset(PRESETS, argv, __doc__)
         ...
 
     if __name__ == "__main__":
@@ -165,12 +165,13 @@ def as_a_warning(what: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def parse(
-    config: type[T], argv: Sequence[str], description: str, *, default: Any = MISSING_NONPROP, prog: str = ""
+    config: type[T], argv: Sequence[str], description: str | None, *, default: Any = MISSING_NONPROP, prog: str = ""
 ) -> T:
     """Read a config from the words of the command line.
 
     Args:
         config: a dataclass; fields marked `tyro.conf.Positional` are positional.
+        description: a module's docstring, of which `--help` has the first paragraph.
         default: an instance whose fields are the defaults.
         prog: what `--help` calls the program; by default `python -m` and the running module.
 
@@ -179,8 +180,10 @@ def parse(
         SystemExit: after `--help`.
     """
 
+    about = (description or "").split("\n\n")[0]
+
     def read(words: Sequence[str]) -> T:
-        return tyro.cli(config, prog=prog or program(), description=description, args=words, default=default)
+        return tyro.cli(config, prog=prog or program(), description=about, args=words, default=default)
 
     if any(word in ("-h", "--help") for word in argv):
         read(["--help"])
@@ -245,7 +248,7 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
 def parse_preset(
     presets: Mapping[str, T],
     argv: Sequence[str],
-    description: str,
+    description: str | None,
     *,
     noun: str = "preset",
     names: Callable[[], str] | None = None,
@@ -264,9 +267,10 @@ def parse_preset(
     """
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
+        about = (description or "").split("\n\n")[0]
         known = names() if names else f"{noun}:\n{listing(dict.fromkeys(presets, ''))}"
         placeholder = noun.upper()
-        print(f"usage: {program()} {placeholder} [options]\n\n{description}\n\n{known}\n")
+        print(f"usage: {program()} {placeholder} [options]\n\n{about}\n\n{known}\n")
         print(f"{program()} {placeholder} --help lists the options.")
         if search:
             print(f"{program()} --{noun}s WORD... lists the {noun}s that match all words.")
