@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from rich.console import Console
 
 from common.errors import UserError
 from common.places import Place
-from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import HOME, first_writable, tracked_as, writable
 from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
@@ -62,7 +62,7 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
     """
     if asked:
         return Place.parse(asked)
-    beside = [root_of_place(place) for place in compared if place.is_dir()][:1]
+    beside = [root_of(place, config_of(place).get("run", "")) for place in compared if place.is_dir()][:1]
     places = [*beside, Place.parse(HOME)]
     chosen = next((place for place in places if writable(place / "reports")), places[-1])
     if chosen != places[0]:
@@ -70,28 +70,20 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
     return chosen
 
 
-def root_of_place(place: Place) -> Place:
-    """The folder of all runs that a run, a sweep, or a trial of one is in."""
-    name = ""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a folder of something else, which is refused later
-        name = str(json.loads((place / "config.json").read_bytes())["run"])
-    above = place
-    for part in reversed(name.split("/")):
-        if above.name != part:
-            return place.parent
-        above = above.parent
-    return above
+def config_of(place: Place) -> dict[str, Any]:
+    """The config of the run at a place; empty where that is a sweep, an id, or something else, which is refused later."""
+    with suppress(OSError, ValueError):
+        config = json.loads((place / "config.json").read_bytes())
+        return config if isinstance(config, dict) else {}
+    return {}
 
 
 def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingConfig:
     """Where to track: as ``asked``, or where the first of the ``compared`` runs is tracked."""
     if asked.uri or asked.backend == "none":
         return asked
-    for place in compared:
-        # A sweep, an id, or something else, which is refused later.
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            return tracked_as(json.loads((place / "config.json").read_bytes())["tracking"], asked)
-    return asked
+    tracked = [config["tracking"] for config in map(config_of, compared) if "tracking" in config]
+    return tracked_as(tracked[0], asked) if tracked else asked
 
 
 def main(argv: list[str]) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 
@@ -44,6 +45,8 @@ PUBLISH_SECONDS = 10.0
 UNUSED_SECONDS = 3600.0
 CHUNK = 4 << 20
 COMMITTED = re.compile(rf"{NAME.pattern}/checkpoint\.json")
+
+Folder = TypeVar("Folder", Path, Place)
 
 _publishing = threading.Lock()  # so that an older state of a file never follows a newer one
 _published: dict[Path, tuple[int, int]] = {}
@@ -237,10 +240,14 @@ class RunFolder:
             return Checkpoint.open(folder)
 
 
-def root_of(folder: Path, run: str) -> Path:
+def root_of(folder: Folder, run: str) -> Folder:
     """The folder of all runs, which holds MLflow's file, by a run's folder and name: a trial is called <sweep>/trials/<id>."""
-    parts = Path(run).parts
-    return folder.parents[len(parts) - 1] if folder.parts[-len(parts) :] == parts else folder.parent
+    above = folder
+    for part in reversed(run.split("/")):
+        if above.name != part:
+            return folder.parent
+        above = above.parent
+    return above
 
 
 def find_run(text: str | Path) -> tuple[RunFolder, str]:
