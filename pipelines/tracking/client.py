@@ -54,8 +54,6 @@ TRANSIENT = (401, 408, 409, 429)
 """Refusals that may pass: somebody corrects the password, or the server is less busy."""
 PACKAGES = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
 """Packages of the databases' drivers, where they are called otherwise."""
-SQLITE = b"SQLite format 3\0"
-"""How a file of sqlite's begins."""
 
 
 def check_tracking(config: TrackingConfig, root: Path) -> None:
@@ -69,9 +67,11 @@ def check_tracking(config: TrackingConfig, root: Path) -> None:
         _check_driver(uri)
     if uri.startswith("sqlite"):
         path = Path(uri.partition("://")[2].partition("?")[0].removeprefix("/"))
-        _check_file(path)
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, and MLflow's database is a file: name one in it by --tracking.uri")
         if path.exists():
-            _check_schema(uri)
+            with path.open("rb"):  # or PermissionError
+                _check_schema(uri)
 
 
 def _check_driver(uri: str) -> None:
@@ -88,17 +88,6 @@ def _check_driver(uri: str) -> None:
         raise UserError(
             f"tracking.uri is {shown}, and the driver of that database is missing ({error}): pip install '{package}'"
         ) from None
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder, and MLflow's database is a file: name one in it by --tracking.uri")
-    with open(path, "rb") if path.exists() else open(os.devnull, "rb") as file:
-        begins = file.read(len(SQLITE))
-    if begins not in (b"", SQLITE):
-        raise UserError(
-            f"{path} is no sqlite database, so MLflow cannot keep runs in it: move it away, or name another one by --tracking.uri"
-        )
 
 
 def _check_schema(uri: str) -> None:

@@ -102,11 +102,11 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"")
     path.write_text("notes on my runs")
     for config in (TrackingConfig(), TrackingConfig(uri=f"sqlite:///{path}")):
-        with pytest.raises(UserError, match=r"mlflow\.db is no sqlite database.*--tracking\.uri"):
+        with pytest.raises(UserError, match=r"mlflow\.db: file is not a database.*--tracking\.uri"):
             check_tracking(config, tmp_path)
-    with pytest.raises(UserError, match=r"mlflow\.db is no sqlite database"):
+    with pytest.raises(UserError, match=r"mlflow\.db: file is not a database"):
         ui.main(["--root", str(tmp_path)])
-    with pytest.raises(UserError, match=r"mlflow\.db is no sqlite database"):
+    with pytest.raises(UserError, match=r"mlflow\.db: file is not a database"):
         read_run(TrackingConfig(), tmp_path, "0" * 32, [])
     with pytest.raises(UserError, match="is a folder"):
         check_tracking(TrackingConfig(uri=f"sqlite:///{tmp_path}"), tmp_path)
