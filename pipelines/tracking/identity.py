@@ -127,11 +127,10 @@ def copied_from(run_folder: Path, place: Place) -> str:
     if before == place.recorded or not is_elsewhere(saved, ""):
         return ""
     other = Place.parse(before)
-    if place.is_local and other.is_local:
-        return "" if os.path.samefile(place.path, other.path) else before
-    if place.is_local or other.is_local:  # a bucket may be mounted as a folder
+    if place.is_local != other.is_local:  # a bucket may be mounted as a folder
         return ""
-    return "" if place.path == other.path else before
+    same = os.path.samefile(place.path, other.path) if place.is_local else place.path == other.path
+    return "" if same else before
 
 
 def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
@@ -194,10 +193,8 @@ def tags_of(saved: Mapping[str, Any]) -> dict[str, str]:
     """The tags by which a run's folder and its run in MLflow are compared, those that name the run that it is a copy of, and those
     that say what was changed after it had begun.
     """
-    origin = saved.get("origin", {})
-    named = (
-        {"origin": f"{shown(origin['place'])}, step {origin['step']}", "origin.run_id": origin["run_id"]}
-        if origin
-        else {}
-    )
-    return {START: saved["starts"][-1], PLACE: saved["place"], **named, **changes_as_tags(saved.get("changes", []))}
+    tags = {START: saved["starts"][-1], PLACE: saved["place"], **changes_as_tags(saved.get("changes", []))}
+    origin = saved.get("origin")
+    if origin:
+        tags |= {"origin": f"{shown(origin['place'])}, step {origin['step']}", "origin.run_id": origin["run_id"]}
+    return tags
