@@ -4,6 +4,8 @@
     write_comparison(comparison, Path("runs/reports/compare"))      # comparison.csv, comparison.png
 
 Runs of different tokenizers are compared in bits per byte alone, those on labels in errors.
+
+Letters: S seeds · P points of a curve.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import COLOURS, briefly, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, perplexity_of, plot_frontier
-from pipelines.reports.seeds import groups, over_seeds, seeds_table
-from pipelines.reports.sweep_result import TOKENS, Point
+from pipelines.reports.seeds import grouped, over_seeds, plot_mean, seeds_table
+from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, Metric, about, further
@@ -147,32 +149,31 @@ def seeds_of(comparison: Comparison) -> Table | None:
 
 
 class Curve(NamedTuple):
-    """A curve to draw: its run (the first one of several seeds), its points, and the half width of the band around them."""
+    """A curve to draw."""
 
     run: FinishedRun
-    points: list[Point]
-    spread: np.ndarray | None
+    """The first one of several seeds."""
+    tokens_P: np.ndarray
+    seconds_P: np.ndarray
+    """Their mean over the seeds."""
+    values_SP: np.ndarray
+    """Of each seed."""
 
 
 def curves_of(comparison: Comparison, metric: str) -> dict[str, Curve]:
-    """By name, of the runs that have the metric. Several seeds of one thing are their mean and standard deviation, where they have
-    the same points.
-    """
-    curves = [run.curve(metric) for run in comparison.runs]
+    """By name, of the runs that have the metric. Several seeds of one thing are one curve where they have the same points."""
     made = dict[str, Curve]()
-    drawn = set[int]()
-    for name, places in groups(comparison.runs).items():
-        steps = {tuple(point.step for point in curves[place]) for place in places}
-        if len(steps) == 1 and any(steps):
-            values, times = ([[getattr(p, of) for p in curves[place]] for place in places] for of in ("value", "time"))
-            mean = np.mean(values, axis=0)
-            spread = np.std(values, axis=0, ddof=1)
-            both = zip(curves[places[0]], mean.tolist(), np.mean(times, axis=0).tolist(), strict=True)
-            points = [replace(point, value=value, time=time) for point, value, time in both]
-            made[name] = Curve(comparison.runs[places[0]], points, spread)
-            drawn.update(places)
-    alone = [place for place in range(len(curves)) if place not in drawn and curves[place]]
-    return made | {comparison.runs[place].name: Curve(comparison.runs[place], curves[place], None) for place in alone}
+    for name, places in grouped(comparison.runs).items():
+        runs = [comparison.runs[place] for place in places]
+        steps = {tuple(point.step for point in run.curve(metric)) for run in runs}
+        curves = {name: runs} if len(steps) == 1 else {run.name: [run] for run in runs}
+        made |= {name: _curve(seeds, metric) for name, seeds in curves.items() if seeds[0].curve(metric)}
+    return made
+
+
+def _curve(seeds: list[FinishedRun], metric: str) -> Curve:
+    points_SPC = np.array([[(p.tokens, p.time, p.value) for p in run.curve(metric)] for run in seeds])
+    return Curve(seeds[0], points_SPC[0, :, 0], points_SPC[:, :, 1].mean(0), points_SPC[:, :, 2])
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
@@ -186,32 +187,23 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)
-    for number, (name, (run, curve, spread)) in enumerate(drawn.items()):
-        flops = run.flops_per_token
-        bits = [point.value for point in curve]
-        least = bits.index(min(bits))
-        marker = "o" if len(curve) <= 60 else ""
+    for number, (name, curve) in enumerate(drawn.items()):
+        flops = curve.run.flops_per_token
+        bits_P = curve.values_SP.mean(0)
+        least = bits_P.argmin()
+        marker = "o" if len(bits_P) <= 60 else ""
         colour = COLOURS[number % len(COLOURS)]
         style = ("-", "--", ":")[number // len(COLOURS) % 3]
-        costs = (
-            [point.tokens for point in curve],
-            [point.tokens * flops for point in curve] if flops else None,
-            [point.time / size for point in curve],
-        )
-        for axes, at in zip(panels, costs, strict=True):
-            if at is not None:
-                axes.plot(at, bits, style, color=colour, linewidth=1.5, marker=marker, markersize=3, label=names[name])
-                if spread is not None:
-                    axes.fill_between(at, bits - spread, bits + spread, color=colour, alpha=0.2, linewidth=0)
-                axes.plot(at[least], bits[least], "o", color=colour, markersize=8, markeredgecolor="white")
+        look: dict[str, Any] = {"color": colour, "markersize": 3}
+        costs = (curve.tokens_P, curve.tokens_P * flops if flops else None, curve.seconds_P / size)
+        for axes, at_P in zip(panels, costs, strict=True):
+            if at_P is not None:
+                plot_mean(axes, at_P, curve.values_SP, style, marker=marker, linewidth=1.5, label=names[name], **look)
+                axes.plot(at_P[least], bits_P[least], "o", color=colour, markersize=8, markeredgecolor="white")
         without = cleared.get(name)
         if without:
-            at = [point.tokens for point in without.points]
-            bits = [point.value for point in without.points]
-            panels[0].plot(at, bits, "o--", color=colour, markersize=3, label=f"{names[name]}, states cleared")
-            wide = without.spread
-            if wide is not None:
-                panels[0].fill_between(at, bits - wide, bits + wide, color=colour, alpha=0.1, linewidth=0)
+            label = f"{names[name]}, states cleared"
+            plot_mean(panels[0], without.tokens_P, without.values_SP, "o--", label=label, **look)
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
     labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")

@@ -25,11 +25,6 @@ from pipelines.terminal.tables import Form, perplexity, short, table
 from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
 
-OF_TEXT = ("bits_per_byte", "bits_per_character", "word_perplexity", "states_cleared", "all_cleared")
-"""Columns that labels have nothing for."""
-OF_SOME = ("word_perplexity", "states_cleared", "all_cleared")
-"""Columns that are left out where no model has a value."""
-
 
 def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
     """One row for each evaluation, in their order, then the unigram reference (bits per byte) if given.
@@ -79,35 +74,32 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
             if difference is not None:
                 row[what] = f"{row[f'{what}_bits_per_byte']:.4f} ({difference:+.4f})"
     form = METRICS["validation/error_rate"].form
-    errors: dict[str, tuple[str, Form]] = {
-        "error_rate": ("errors", form),
-        "states_cleared_error_rate": ("errors with\nstates cleared", form),
-        "all_cleared_error_rate": ("errors with\nall State cleared", form),
-    }
-    characters: dict[str, tuple[str, Form]] = {"bits_per_character": ("bits/\ncharacter", ".4f")}
-    published: dict[str, tuple[str, Form]] = {"published_word_perplexity": ("by the count\npublished", perplexity)}
     columns: dict[str, tuple[str, Form]] = {
         "name": ("model", None),
-        **({"split": ("split", None)} if len(splits) > 1 else {}),
+        "split": ("split", None),
         "parameters": ("parameters", short),
         "steps": ("steps", ","),
         "train_tokens": ("tokens\ntrained", short),
         "forward_flops_per_token": ("FLOPs/\ntoken", ".2e"),
         "bits_per_token": ("bits/\ntoken", ".4f"),
         "bits_per_byte": ("bits/\nbyte", ".4f"),
-        **(characters if any(_differ(row) for row in rows) else {}),
+        "bits_per_character": ("bits/\ncharacter", ".4f"),
         "word_perplexity": ("word\nperplexity", perplexity),
-        **(published if any(row["published_word_perplexity"] for row in rows) else {}),
+        "published_word_perplexity": ("by the count\npublished", perplexity),
         **{metric.column: (metric.unit, metric.form) for metric in further()},
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
-        **(errors if is_labelled(evaluations) else {}),
+        "error_rate": ("errors", form),
+        "states_cleared_error_rate": ("errors with\nstates cleared", form),
+        "all_cleared_error_rate": ("errors with\nall State cleared", form),
     }
-    if all(e.carried.errors is not None for e in evaluations):
-        columns = {key: column for key, column in columns.items() if key not in OF_TEXT}
-    known = {key for row in rows for key, value in row.items() if value is not None}
-    columns = {key: column for key, column in columns.items() if key in known or key not in OF_SOME}
     one = len(splits) == 1
+    known = {key for row in rows for key, value in row.items() if value is not None}
+    if one:
+        known.remove("split")
+    if not any(map(_differ, rows)):
+        known.discard("bits_per_character")
+    columns = {key: column for key, column in columns.items() if key in known}
     best = ("bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
     best += ("bits_per_token",) if best and of_one_text(evaluations) else ()
     title = splits.pop() if one else None

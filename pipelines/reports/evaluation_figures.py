@@ -7,7 +7,7 @@ has the differences alone. A labelled split has `errors.png` too: the error rate
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from pipelines.reports.files import COLOURS, briefly, save_figure
-from pipelines.reports.seeds import groups
+from pipelines.reports.seeds import grouped, plot_mean
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
+PASSES = (
+    ("carried", "State carried", "-"),
+    ("cleared_states", "recurrent states cleared", "--"),
+    ("cleared_all", "all State cleared", ":"),
+)
+"""The passes of an Evaluation by their fields: names and lines."""
 POINTS = 3000
 """Points of a curve that are drawn, about: a long document has more than a picture has room for."""
 
@@ -100,12 +106,12 @@ class Worth(NamedTuple):
     ends_P: np.ndarray
     """Positions in the document, in tokens."""
     lines: list[tuple[str, str, str, np.ndarray]]
-    """Model, what is cleared, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
+    """Model, the pass, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
 
 
 def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
     """A seed's cleared pass is set against its own carried one, other models against the mean of the best one's seeds."""
-    curves = {name: [evaluations[place] for place in places] for name, places in curves_of(evaluations).items()}
+    curves = {name: [evaluations[place] for place in places] for name, places in grouped(evaluations).items()}
     best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
     ends_P = by_position(curves[best][0].carried)[0]
 
@@ -116,16 +122,10 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
     mean_P = own_SP.mean(0)
     lines = list[tuple[str, str, str, np.ndarray]]()
     for name, of in curves.items():
-        passes: list[tuple[str, str, list[Score | None]]] = [
-            ("", "-", [e.carried for e in of if name != best]),
-            (", its recurrent states cleared", "--", [e.cleared_states for e in of]),
-            (", all of its State cleared", ":", [e.cleared_all for e in of]),
-        ]
-        for what, style, scores in passes:
-            known = [score for score in scores if score is not None]
-            if known:
-                against = own_SP if name == best and len(known) == len(of) else mean_P
-                lines.append((name, what, style, 100 * (bits(known) / against - 1)))
+        for what, style, scores in _passes_of(of):
+            if (name, style) != (best, "-"):
+                against = own_SP if name == best and len(scores) == len(of) else mean_P
+                lines.append((name, what, style, 100 * (bits(scores) / against - 1)))
     return Worth(best, float(mean_P[-1]), ends_P, lines)
 
 
@@ -142,21 +142,18 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
     axes = figure.add_subplot()
     shown = _drawn(len(ends_P))
     shown = shown[ends_P[shown] >= ends_P[-1] / 64]  # before that a mean is over few tokens
-    names = briefly(curves_of(evaluations))
+    names = briefly(grouped(evaluations))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     for name, what, style, more_SP in lines:
-        label = f"{names[name]}{what}: {more_SP[:, -1].mean():+.1f} %"
-        _mean_of_seeds(axes, ends_P[shown], more_SP[:, shown], style, color=colours[name], linewidth=1.8, label=label)
+        label = f"{names[name]}, {what}: {more_SP[:, -1].mean():+.1f} %"
+        plot_mean(axes, ends_P[shown], more_SP[:, shown], style, color=colours[name], linewidth=1.8, label=label)
     axes.axhline(
         0, color=colours[best], linewidth=1.8, label=f"{names[best]}, State carried: {bits:.4f} bits per token"
     )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    _label_positions(axes)
     axes.yaxis.set_major_formatter("{x:+.1f} %")
-    axes.set_xlabel("position in the document (tokens)")
     axes.set_ylabel("more bits per token,\nmean up to the position")
     axes.set_title(f"What State is worth on {evaluations[0].split}: lower is better", fontsize=11)
-    axes.grid(alpha=0.25)
     axes.legend(fontsize=9, framealpha=0.9)
     return save_figure(figure, path)
 
@@ -173,25 +170,21 @@ def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def curves_of(evaluations: Sequence[Evaluation]) -> dict[str, list[int]]:
-    """The curves by their names in the legend: several seeds of one config on one text, or a single evaluation."""
-    several = groups(evaluations)
-    grouped = {place for places in several.values() for place in places}
-    alone = [place for place in range(len(evaluations)) if place not in grouped]
-    names = [evaluations[place].name for place in alone]
-    labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
-    return {**several, **{label: [place] for label, place in zip(labels, alone, strict=True)}}
+def _passes_of(evaluations: Sequence[Evaluation]) -> Iterator[tuple[str, Any, list[Score]]]:
+    """The passes that some of them have: name, line, and the Scores of these."""
+    for field, what, style in PASSES:
+        scores = [getattr(evaluation, field) for evaluation in evaluations]
+        known = [score for score in scores if score is not None]
+        if known:
+            yield what, style, known
 
 
-def _mean_of_seeds(
-    axes: Axes, positions_P: np.ndarray, values_SP: np.ndarray, style: str, *, color: str, **look: Any
-) -> None:
-    """A line, of several seeds their mean with a band of their standard deviation."""
-    middle = values_SP.mean(0)
-    axes.plot(positions_P, middle, style, color=color, **look)
-    if len(values_SP) > 1:
-        spread = values_SP.std(0, ddof=1)
-        axes.fill_between(positions_P, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0)
+def _label_positions(axes: Axes) -> None:
+    """The axis of positions, which all the figures have."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("position in the document (tokens)")
+    axes.grid(alpha=0.25)
 
 
 def _curves(
@@ -201,29 +194,19 @@ def _curves(
     deviation. The legend's handles."""
     handles = []
     used = {}
-    curves = curves_of(evaluations)
+    curves = grouped(evaluations)
     names = briefly(curves)
     for number, (name, places) in enumerate(curves.items()):
         of = [evaluations[place] for place in places]
         colour = COLOURS[number % len(COLOURS)]
         label = f"{names[name]}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
-        scores: list[tuple[str, Any, list[Score | None]]] = [
-            ("State carried", "-", [e.carried for e in of]),
-            ("recurrent states cleared", "--", [e.cleared_states for e in of]),
-            ("all State cleared", ":", [e.cleared_all for e in of]),
-        ]
-        for what, style, passes in scores:
-            known = [score for score in passes if score is not None]
-            if known:
-                used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
-                positions = curve(known[0])[0]
-                values = np.stack([curve(score)[1] for score in known])
-                at = _drawn(len(positions))
-                width = 1.6 if style == "-" else 1.2
-                _mean_of_seeds(axes, positions[at], values[:, at], style, color=colour, linewidth=width)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("position in the document (tokens)")
-    axes.grid(alpha=0.25)
+        for what, style, scores in _passes_of(of):
+            used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
+            positions = curve(scores[0])[0]
+            values = np.stack([curve(score)[1] for score in scores])
+            at = _drawn(len(positions))
+            width = 1.6 if style == "-" else 1.2
+            plot_mean(axes, positions[at], values[:, at], style, color=colour, linewidth=width)
+    _label_positions(axes)
     return [*handles, *used.values()]

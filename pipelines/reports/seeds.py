@@ -12,11 +12,14 @@ from itertools import takewhile
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.table import Table
 
 from pipelines.terminal.tables import Form, plain_table, written
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes  # a second to import
+
     from pipelines.reports.finished_runs import FinishedRun
     from pipelines.tracking.score import Evaluation
 
@@ -37,6 +40,27 @@ def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
         told = name if common.count(name) == 1 else f"{names[0]} and others"
         made[f"{told}, {len(names)} seeds"] = places
     return made
+
+
+def grouped(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
+    """`groups`, and under its own name each item that is in none of them."""
+    several = groups(items)
+    inside = {place for places in several.values() for place in places}
+    alone = [place for place in range(len(items)) if place not in inside]
+    names = [items[place].name for place in alone]
+    labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return several | {label: [place] for label, place in zip(labels, alone, strict=True)}
+
+
+def plot_mean(
+    axes: Axes, positions_P: np.ndarray, values_SP: np.ndarray, style: str, *, color: str, **look: Any
+) -> None:
+    """A line; of several seeds their mean, with a band of their standard deviation."""
+    middle = values_SP.mean(0)
+    axes.plot(positions_P, middle, style, color=color, **look)
+    if len(values_SP) > 1:
+        spread = values_SP.std(0, ddof=1)
+        axes.fill_between(positions_P, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0)
 
 
 def _common(names: list[str]) -> str:

@@ -72,13 +72,12 @@ def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
     seeds = [replace(run(f"a-s{n}", token=[5.0 + n, 4.0 + n]), seed=n, config_hash="one") for n in range(3)]
     comparison = compare([*seeds, run("b", token=[6.0])])
     drawn = curves_of(comparison, TOKEN)
-    (_, points, spread), other = drawn["a, 3 seeds"], drawn["b"]
-    assert len(drawn) == 2 and [point.value for point in points] == [6.0, 5.0]
-    assert spread is not None and spread.tolist() == [1.0, 1.0] and other.spread is None
+    assert len(drawn) == 2 and drawn["a, 3 seeds"].values_SP.tolist() == [[5.0, 4.0], [6.0, 5.0], [7.0, 6.0]]
+    assert drawn["b"].values_SP.tolist() == [[6.0]]
     assert curves_of(comparison, CLEARED) == {}  # none has it
     cleared = [replace(seed, records=tuple(with_cleared(record, 0.5) for record in seed.records)) for seed in seeds]
-    points = curves_of(compare([*cleared, run("b", token=[6.0])]), CLEARED)["a, 3 seeds"].points
-    assert [point.value for point in points] == [6.5, 5.5]
+    without = curves_of(compare([*cleared, run("b", token=[6.0])]), CLEARED)["a, 3 seeds"]
+    assert without.values_SP.mean(0).tolist() == [6.5, 5.5]
     table = seeds_of(comparison)
     assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None

@@ -25,9 +25,9 @@ from pipelines.reports.evaluation import (
     spots_of,
     write_report,
 )
-from pipelines.reports.evaluation_figures import by_position, curves_of, plot_cumulative, plot_worth, worth_of
+from pipelines.reports.evaluation_figures import by_position, plot_cumulative, plot_worth, worth_of
 from pipelines.reports.files import briefly
-from pipelines.reports.seeds import groups
+from pipelines.reports.seeds import grouped, groups
 from pipelines.terminal.cli import file_name
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
@@ -235,19 +235,19 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     assert row["bits_per_byte"] == pytest.approx(96 / 40) and row["bits_per_byte_deviation"] == pytest.approx(4 / 40)
     assert plot_worth([REC, *SEEDS], tmp_path / "worth.png") and colours(tmp_path / "worth.png") > 20
     worth = worth_of([REC, *SEEDS])
-    found = {name + what: more_SP[:, -1].tolist() for name, what, _, more_SP in worth.lines}
-    assert found["slide, 3 seeds"] == pytest.approx([100 * (bits / 88 - 1) for bits in (92, 96, 100)])
-    assert found["demo-rec, its recurrent states cleared"] == pytest.approx([100 * (104 / 88 - 1)])
+    found = {(name, what): more_SP[:, -1].tolist() for name, what, _, more_SP in worth.lines}
+    assert found["slide, 3 seeds", "State carried"] == pytest.approx([100 * (bits / 88 - 1) for bits in (92, 96, 100)])
+    assert found["demo-rec", "recurrent states cleared"] == pytest.approx([100 * (104 / 88 - 1)])
     assert (worth.best, worth.ends_P.tolist(), worth.bits) == ("demo-rec", [4, 8, 12], pytest.approx(4.4))
     tenth = [
         replace(e, cleared_states=score(6.6, 1.1 * bits, 3.3)) for e, bits in zip(SEEDS, (4.0, 4.5, 5.0), strict=True)
     ]
     ((_, _, _, more_SP),) = worth_of(tenth).lines  # each seed against itself
     assert more_SP == pytest.approx(np.full((3, 3), 10.0))
-    assert curves_of([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
-    assert curves_of([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
+    assert grouped([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
+    assert grouped([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
     other = replace(SEEDS[1], store_fingerprint="e" * 32)
-    assert len(curves_of([SEEDS[0], other])) == 2  # of another text
+    assert len(grouped([SEEDS[0], other])) == 2  # of another text
     assert read_report(tmp_path) == json_of([REC, *SEEDS])
 
 
