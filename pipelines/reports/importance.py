@@ -69,12 +69,12 @@ class Scale:
     """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.values = values
+        self._values = values
         present = [value for value in values if value is not None]
         self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
-        self.names = [] if self.numeric else sorted({text_of(value) for value in values})
+        self._names = [] if self.numeric else sorted({text_of(value) for value in values})
         self.log = self.numeric and min(present) > 0 and max(present) / min(present) >= 4
-        ends = [self._number(value) for value in (present if self.numeric else self.names)]
+        ends = [self._number(value) for value in (present if self.numeric else self._names)]
         self._low = min(ends)
         self._high = max(ends)
 
@@ -86,19 +86,19 @@ class Scale:
 
     def _number(self, value: Any) -> float:
         if not self.numeric:
-            return self.names.index(text_of(value))
+            return self._names.index(text_of(value))
         return math.log(value) if self.log else value
 
     def beside(self, index: int) -> float | None:
         """The place of a trial's value, a little beside it where several trials share it, so that no line hides another."""
-        place = self(self.values[index])
-        same = [i for i, value in enumerate(self.values) if text_of(value) == text_of(self.values[index])]
+        place = self(self._values[index])
+        same = [i for i, value in enumerate(self._values) if text_of(value) == text_of(self._values[index])]
         apart = min(0.008, 0.05 / len(same))
         return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
 
     def ticks(self) -> list[tuple[float, str]]:
         """Places and labels: the values themselves where they are few, else five along the axis."""
-        distinct = sorted({value for value in self.values if value is not None}) if self.numeric else self.names
+        distinct = sorted({value for value in self._values if value is not None}) if self.numeric else self._names
         if self.numeric and len(distinct) > 6:
             spread = np.linspace(self._low, self._high, 5)
             distinct = [math.exp(at) if self.log else float(at) for at in spread]

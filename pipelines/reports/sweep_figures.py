@@ -8,7 +8,6 @@ charts of the same sweep leave out what was stopped early, mark no best trial, a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pipelines.reports.files import COLOURS, save_figure
-from pipelines.reports.importance import Scale, importances, text_of
+from pipelines.reports.importance import Scale, importances
 from pipelines.reports.sweep_result import SweepResult
 from pipelines.terminal.tables import counted, short
 
@@ -119,10 +118,10 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
     shade = _shades([trial.best_value or 0.0 for trial in trials])
     for axes, (name, values) in zip(panels, fields.items(), strict=False):
         scale = Scale(values)
-        for trial, value in zip(trials[::-1], scale.values[::-1], strict=True):
-            if value is None and scale.numeric:
+        for trial, value in zip(trials[::-1], values[::-1], strict=True):
+            at = scale(value)
+            if at is None:
                 continue
-            at = value if scale.numeric else scale.names.index(text_of(value))
             first = trial is trials[0]
             axes.plot(
                 at,
@@ -133,16 +132,10 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
                 markerfacecolor="none" if trial.status != "finished" else None,
                 markeredgewidth=1.6,
             )
-        if scale.log:
-            axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter("")
-        if scale.log or (scale.numeric and len({*scale.values}) <= 6):
-            few = _few(scale.values)
-            axes.set_xticks(few, [text_of(value) for value in few])
-        elif not scale.numeric:
-            axes.set_xticks(range(len(scale.names)), scale.names)
-            axes.set_xlim(-0.5, len(scale.names) - 0.5)
-        axes.tick_params(axis="x", labelsize=8, rotation=30 if not scale.numeric and len(scale.names) > 3 else 0)
+        places, labels = zip(*scale.ticks(), strict=True)
+        axes.set_xticks(places, labels)
+        axes.set_xlim(-0.1, 1.1)
+        axes.tick_params(axis="x", labelsize=8, rotation=30)
         axes.set_xlabel(f"{name}{' (log)' if scale.log else ''}", fontsize=9)
         axes.grid(alpha=0.25)
     for axes in panels[len(fields) :]:
@@ -159,19 +152,6 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         handles.append(_key("D", "the preset itself"))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=min(4, 2 * across), frameon=False)
     return save_figure(figure, path)
-
-
-def _few(values: Sequence[Any]) -> list[Any]:
-    """Up to six of the values, the ends among them, none close to another on a logarithmic axis."""
-    distinct = sorted({value for value in values if value is not None})
-    if len(distinct) < 3 or distinct[0] <= 0:
-        return distinct
-    room = math.log(distinct[-1] / distinct[0]) / 6
-    kept = [distinct[0]]
-    for value in distinct[1:-1]:
-        if math.log(value / kept[-1]) > room and math.log(distinct[-1] / value) > room:
-            kept.append(value)
-    return [*kept, distinct[-1]]
 
 
 def plot_importance(sweep: SweepResult, path: Path) -> Path:
