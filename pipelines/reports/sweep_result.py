@@ -1,6 +1,7 @@
 """A sweep as its folder has it: sweep.json, best.json, and below trials/ the trial.json and metrics.jsonl of each trial.
 
     read_sweep(Path("runs/sweep")).scored[0].values        # of the best trial
+    read_trial(Path("runs/sweep/trials/003/trial.json"), "validation/bits_per_token")
 
 `pipelines.tune` writes these files.
 """
@@ -10,21 +11,87 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder
-from pipelines.reports.sweep_trial import Trial, read_trial
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
 
 TOKENS = "train/tokens"
+Status = Literal["pending", "running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    """The sweep's metric at one step of a trial."""
+
+    step: int
+    value: float
+
+
+@dataclass
+class Trial:
+    """One run of a sweep."""
+
+    id: str
+    values: dict[str, Any]
+    status: Status = "pending"
+    reason: str = ""
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    best: MetricPoint | None = None
+    last: MetricPoint | None = None
+    exploited: list[dict[str, Any]] = field(default_factory=list)
+    baseline: bool = False
+    recorded: str = ""
+    """MLflow's id of the sweep's run, if all of it stands below that one, its end included; none without MLflow."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("finished", "stopped", "failed")
+
+    @property
+    def best_value(self) -> float | None:
+        """The best value of the sweep's metric; None before there is one."""
+        return self.best.value if self.best else None
+
+    def described(self) -> str:
+        """Its values, as short as they are clear."""
+        return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
+
+    def to_json(self, metric: str) -> dict[str, Any]:
+        """Its metrics stand under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
+        return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
+
+
+def named(point: MetricPoint | None, metric: str) -> dict[str, Any] | None:
+    """A metric for JSON, under its own name."""
+    return None if point is None else {"step": point.step, metric: point.value}
+
+
+def read_trial(path: Path | Place, metric: str) -> Trial:
+    """Read a trial.json. Raises UserError where it is damaged, and FileNotFoundError where there is none."""
+    saved = _read(path)
+    try:
+        trial = Trial(**saved)
+        trial.best = _metric(trial.best, metric)
+        trial.last = _metric(trial.last, metric)
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}): was it written by pipelines.tune?") from None
+    return trial
+
+
+def _metric(saved: Any, metric: str) -> MetricPoint | None:
+    return MetricPoint(saved["step"], saved[metric]) if saved else None
 
 
 @dataclass(frozen=True)
@@ -132,9 +199,9 @@ def read_sweep(folder: Path | Place) -> SweepResult:
         ) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path | Place) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):

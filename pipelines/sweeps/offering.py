@@ -18,7 +18,7 @@ from ray.tune.stopper import Stopper
 
 from common.errors import UserError
 from pipelines.config.run import to_json
-from pipelines.reports.sweep_trial import Trial
+from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.record import Record

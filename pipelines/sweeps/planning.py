@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.errors import UserError, given_by_user
-from pipelines.reports.sweep_trial import Trial
+from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import Searcher, draw, grid
 

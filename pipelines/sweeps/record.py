@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from common.errors import UserError
 from pipelines.config.run import TrainConfig
-from pipelines.reports.sweep_trial import MetricPoint, Trial
+from pipelines.reports.sweep_result import MetricPoint, Trial
 from pipelines.sweeps.sweep import BUDGET, Budget, Sweep
 from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop

@@ -22,8 +22,7 @@ from pipelines.config.dotted import options
 from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
-from pipelines.reports.sweep_result import read_sweep
-from pipelines.reports.sweep_trial import Trial, named
+from pipelines.reports.sweep_result import Trial, named, read_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan

@@ -29,8 +29,7 @@ from common.lock import LOCK
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig, flatten, to_json
-from pipelines.reports.sweep_result import fetch_sweep
-from pipelines.reports.sweep_trial import Trial, read_trial
+from pipelines.reports.sweep_result import Trial, fetch_sweep, read_trial
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import opened_at_end

@@ -20,7 +20,7 @@ from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
-from pipelines.reports.sweep_trial import Trial
+from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker

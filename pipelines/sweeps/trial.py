@@ -41,7 +41,7 @@ from pipelines.checkpoints.run_file import run_from_json
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
-from pipelines.reports.sweep_trial import read_trial
+from pipelines.reports.sweep_result import read_trial
 from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop

@@ -15,8 +15,7 @@ from scipy import stats
 from pipelines.reports.evaluation import read_report, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.sweep_findings import against_baseline
-from pipelines.reports.sweep_result import SweepResult, TrialResult
-from pipelines.reports.sweep_trial import MetricPoint
+from pipelines.reports.sweep_result import MetricPoint, SweepResult, TrialResult
 from pipelines.tracking.chance import edges_of, paired
 from pipelines.tracking.score import Score
 from tests.pipelines.test_report import REC, SLIDE

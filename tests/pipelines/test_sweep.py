@@ -23,8 +23,7 @@ from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_result import read_sweep
-from pipelines.reports.sweep_trial import Trial
+from pipelines.reports.sweep_result import Trial, read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command

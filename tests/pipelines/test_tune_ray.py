@@ -18,7 +18,7 @@ import ray
 from benchmarks.tune_scale import many, planned
 from common.errors import UserError
 from pipelines import tune
-from pipelines.reports.sweep_trial import Trial
+from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps import tuner
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.trial import TrialActor
