@@ -37,11 +37,11 @@ def check_fields(group: str, config: Any, **least: float) -> None:
 
 
 def check_options(config: Any, **least: int) -> None:
-    """Raise UserError where an option's number is less than the least that it may be."""
+    """Raise UserError where an option's number is less than the least that it may be. None passes."""
     for name, bound in least.items():
         value = getattr(config, name)
-        if value < bound:
-            raise UserError(f"--{name.replace('_', '-')} is {value}: give {bound} or more")
+        if value is not None and value < bound:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: it must be at least {bound}")
 
 
 def is_not(value: Any, kind: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Literal
 
 import tyro
 
+from common.checks import check_options
 from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
@@ -59,8 +60,7 @@ class EmbedConfig:
     """Tokens that are read at once; 0 takes the run's. It changes the speed, not the embeddings."""
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"--every is {self.every}: it must be at least 1")
+        check_options(self, every=1)
         if self.file is not None and self.documents:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from common.checks import check_options
 from common.errors import UserError
 from pipelines.inference.trained import TextTokenizer, Trained, device, load, read_text
 from pipelines.terminal import cli
@@ -68,12 +69,9 @@ class GenerateConfig:
             raise UserError("--file and --prompt are both given: choose one text to continue")
         if self.chat and self.file is None and not self.prompt:
             raise UserError("--chat is given without a message: add --prompt or --file")
-        if self.max_new_tokens < 1:
-            raise UserError(f"--max-new-tokens is {self.max_new_tokens}: it must be at least 1")
+        check_options(self, max_new_tokens=1, top_k=0)
         if self.temperature and not 1e-4 <= self.temperature <= 1e4:  # beyond, logits are no longer numbers
             raise UserError(f"--temperature is {self.temperature}: it must be 0 or more, from 0.0001 to 10000 if not 0")
-        if self.top_k < 0:
-            raise UserError(f"--top-k is {self.top_k}: it must be 0 (all tokens) or more")
         if not 0 < self.top_p <= 1:
             raise UserError(f"--top-p is {self.top_p}: it must be above 0 and at most 1")
 

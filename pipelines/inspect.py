@@ -18,7 +18,7 @@ import tyro
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from common.checks import check_fields
+from common.checks import check_options
 from common.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.segments import rows_of
@@ -49,7 +49,7 @@ class InspectConfig:
     """The histogram's file; by default beside the store, or in the working directory where the store is remote or read-only."""
 
     def __post_init__(self) -> None:
-        check_fields("", self, lanes=1, segment_length=1, sample_tokens=1, documents=0)
+        check_options(self, lanes=1, segment_length=1, sample_tokens=1, documents=0)
         for block in self.block:
             if block < 1 or self.segment_length % block:
                 raise UserError(

@@ -23,6 +23,7 @@ import tyro
 from rich.console import Console
 from rich.progress import TextColumn
 
+from common.checks import check_options
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
 from common.lock import file_lock
@@ -83,14 +84,9 @@ class PrepareConfig:
     """Replace splits that were prepared from something else, or that are damaged."""
 
     def __post_init__(self) -> None:
-        if self.segment_length < 0:
-            raise UserError(f"segment_length is {self.segment_length}: give 1 or more, or 0 to have it chosen")
-        if self.part_bytes < 1:
-            raise UserError(f"part_bytes is {self.part_bytes}: it must be at least 1")
+        check_options(self, segment_length=0, part_bytes=1, num_workers=0)
         if self.segment_length >= 1 << 31:  # Arrow's limit
             raise UserError(f"segment_length is {self.segment_length}: give less than {1 << 31:,}")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"num_workers is {self.num_workers}: give 0 for this process, or more")
         if not self.splits:
             raise UserError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
         for split in self.splits:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import tyro
 
+from common.checks import check_options
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
@@ -84,8 +85,7 @@ class PipelineConfig:
                     raise UserError(
                         f"{option} {pair}: the stages agree on that; see --name, --root, --store and --corpus"
                     )
-        if self.retries < 0:
-            raise UserError(f"--retries is {self.retries}: it must be 0 or more")
+        check_options(self, retries=0)
 
     def located(self) -> PipelineConfig:
         """With what the preset says where nothing else was said."""

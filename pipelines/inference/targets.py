@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
+from common.checks import check_options
 from common.errors import UserError
 from common.places import Place
 from data_prep.manifest import StoreError
@@ -74,12 +75,7 @@ class TargetsConfig:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"num_workers is {self.num_workers}: give 0 for this process alone, or more")
-        for name in ("clear_every", "clear_at"):
-            value = getattr(self, name)
-            if value < 0:
-                raise UserError(f"--{name.replace('_', '-')} is {value}: give 1 or more, or leave it out")
+        check_options(self, num_workers=0, clear_every=0, clear_at=0)
         if self.clear_every and self.clear_at:
             raise UserError(
                 f"State is cleared every {self.clear_every} blocks or at {self.clear_at:,}: give one of the two"

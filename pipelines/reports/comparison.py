@@ -157,7 +157,7 @@ class Curve(NamedTuple):
     seconds_P: np.ndarray
     """Their mean over the seeds."""
     values_SP: np.ndarray
-    """Of each seed."""
+    """A row for each seed."""
 
 
 def curves_of(comparison: Comparison, metric: str) -> dict[str, Curve]:

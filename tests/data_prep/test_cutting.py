@@ -72,7 +72,7 @@ def test_without_the_options_a_store_is_the_same_to_the_byte(
 
 
 def test_what_cannot_be_cut_is_refused(books: Path, make_config: Callable[..., PrepareConfig]) -> None:
-    with pytest.raises(UserError, match="--books is -1: give 0 or more"):
+    with pytest.raises(UserError, match="--books is -1: it must be at least 0"):
         Pg19(books=-1)
     trained = make_config(corpus=Pg19(source=str(books), validation_tokens=10), tokenizer="sentencepiece:400")
     with pytest.raises(CorpusError, match=r"sentencepiece:400 is not there before it is trained .* give its file with"):

@@ -314,7 +314,7 @@ def test_the_store_may_move_but_not_change(
         ("--max-new-tokens 0", "--max-new-tokens is 0: it must be at least 1"),
         ("--temperature -1", "--temperature is -1.0: it must be 0 or more"),
         ("--temperature inf", "--temperature is inf: it must be 0 or more"),
-        ("--top-k -1", "--top-k is -1: it must be 0"),
+        ("--top-k -1", "--top-k is -1: it must be at least 0"),
         ("--top-p 0", "--top-p is 0.0: it must be above 0"),
         ("--prompt a --file b", "--file and --prompt are both given"),
         ("--file nowhere.txt", "No such file"),

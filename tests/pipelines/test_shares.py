@@ -191,7 +191,7 @@ def test_the_command_goes_on_with_what_another_left(
     evaluate.main([*given, "--output", str(out)])
     assert evaluate.PARTIAL not in {path.name for path in out.iterdir()}
     assert (out / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes()
-    with pytest.raises(UserError, match="num_workers is -1"):
+    with pytest.raises(UserError, match="--num-workers is -1"):
         evaluate.main([*given, "--num-workers", "-1"])
 
 

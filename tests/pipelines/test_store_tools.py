@@ -298,8 +298,8 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
     [
         (inspect.main, ["nowhere/train"], "there is no prepared split in"),
         (inspect.main, ["nowhere", "--block", "100"], "block 100 does not divide the segment length 4096"),
-        (inspect.main, ["nowhere", "--lanes", "0"], "lanes is 0: it must be at least 1"),
-        (inspect.main, ["nowhere", "--documents", "-1"], "documents is -1: it must be at least 0"),
+        (inspect.main, ["nowhere", "--lanes", "0"], "--lanes is 0: it must be at least 1"),
+        (inspect.main, ["nowhere", "--documents", "-1"], "--documents is -1: it must be at least 0"),
         (verify.main, ["nowhere"], "there is no such folder"),
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),

@@ -166,7 +166,7 @@ def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_m
         continuations.main([run, "--new-tokens", "2000", *QUIET])
     with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
         continuations.main([run, "--output", f"{run}/config.json", *QUIET])
-    with pytest.raises(UserError, match="--new-tokens is 1: give 2 or more"):
+    with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
         continuations.main([run, "--new-tokens", "1"])
     slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")
     with pytest.raises(UserError, match="of a model without a recurrent State"):

@@ -400,9 +400,9 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
         ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
         ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
-        ([str(trained), "--documents", "-1"], "--documents is -1: give 0 or more"),
+        ([str(trained), "--documents", "-1"], "--documents is -1: it must be at least 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
-        ([str(trained), "--document", "-2"], "--document is -2: give -1 or more"),
+        ([str(trained), "--document", "-2"], "--document is -2: it must be at least -1"),
     ):
         with pytest.raises(UserError, match=sentence):
             main([*words, "--tracking.backend", "none"])
