@@ -19,6 +19,8 @@ from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Pickle
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run
 from pipelines.terminal import cli
+from pipelines.terminal.output import lines
+from pipelines.terminal.tables import plain_table
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class DoctorConfig:
     """Store that it was trained on, if it has moved."""
 
 
-COLUMNS: tuple[str, ...] = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation", "")
+COLUMNS = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation", "")
 
 
 def main(argv: list[str]) -> int:
@@ -56,7 +58,7 @@ def main(argv: list[str]) -> int:
                 complaints.append(str(error))
                 unsafe = unsafe or (isinstance(error, PickledError) and not found)  # one in its way ends a run
     names = [name for name in names if name in found or name in run.checkpoint_names()]
-    rows = [COLUMNS]
+    rows = list[tuple[str, ...]]()
     blank = [""] * (len(COLUMNS) - 2)
     newest = next(iter(found.values()), None)
     first = next(iter(best(found.values())), None)
@@ -65,10 +67,8 @@ def main(argv: list[str]) -> int:
         told = ("whole", *columns_of(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)
         rows.append((name, *told))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
-    if len(rows) > 1:
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        line = "  ".join(f"{{:{'>' if i > 1 else '<'}{width}}}" for i, width in enumerate(widths))
-        print(*(line.format(*row) for row in rows), sep="\n")
+    if rows:
+        lines().print(plain_table(COLUMNS, rows))
     if newest:
         complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
         if not unsafe:

@@ -22,30 +22,13 @@ from recur_models.hf import ThroughlineForCausalLM
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import theirs_of, weights_of
 
-CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [throughline, {kind}]
----
-# {run}, step {step}
-
-A `{saver}` of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read).
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "."  # the path of this folder
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-inputs = tokenizer("Once", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={new_tokens}, do_sample=True)[0]))
-```
-
+NOTES = """
 - {note}
 - `<|begin_of_document|>`, the last id, stands before a text. The tokenizer puts it there, and the model never predicts it.
 - llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text. Where it does not recognize this one, set
   `"post_processor": null` in a copy of tokenizer.json: without begin-of-document the ids are those of the original tokenizer.
 """
+"""The end of the folder's README.md."""
 
 
 def check_has_plain_form(config: ModelConfig, place: object) -> PretrainedConfig:
@@ -79,17 +62,6 @@ def plain(wrapped: ThroughlineForCausalLM, config: PretrainedConfig) -> Any:
     model.tie_weights()
     model.generation_config = deepcopy(wrapped.generation_config)
     return model
-
-
-def card_of(config: PretrainedConfig, **facts: Any) -> str:
-    """The folder's README.md."""
-    return CARD.format(
-        kind=config.family.kind,
-        saver=config.family.saver,
-        note=config.plain_note,
-        new_tokens=min(200, config.longest // 2) if config.longest else 200,
-        **facts,
-    )
 
 
 def check_plain(folder: Path, ours: RecurrentModel, config: PretrainedConfig) -> None:

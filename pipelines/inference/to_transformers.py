@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,7 @@ from data_prep.tokenizers import (
 from data_prep.tokenizers.chat import Chat
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
-from pipelines.inference.plain_export import card_of as plain_card
-from pipelines.inference.plain_export import check_has_plain_form, check_plain, plain
+from pipelines.inference.plain_export import NOTES, check_has_plain_form, check_plain, plain
 from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.bundle import TOKENIZER
@@ -54,6 +53,7 @@ from recur_models.hf_tokenizer import (
     symbol_tokenizer,
     tokenizer_of_file,
 )
+from recur_models.pretrained_config import PretrainedConfig
 
 Form = Literal["throughline", "transformers"]
 
@@ -65,26 +65,20 @@ SAMPLES = (
     "One line and\n\n\n    another.  " * 300,
 )
 """Texts on which the tokenizers are compared, besides the beginning of the corpus."""
-
 CORPUS_TOKENS = 20_000
 """Tokens of the corpus on which the tokenizers are compared."""
 
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
-tags: [throughline, {model}]
+tags: [throughline, {kind}]
 ---
 # {run}, step {step}
 
-A `{model}` model of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read). It {does}, in
-blocks of {block:,} tokens and constant memory. {passes}
-
-Install Throughline first: in a copy of its repository, `pip install .` Or leave out the first line and give both calls
-`trust_remote_code=True`: the model's code stands beside its weights.
+A {form} of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read).{about}
 
 ```python
-import recur_models.hf
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # the path of this folder
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -92,6 +86,11 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 {use}
 ```
 """
+ABOUT = """ It {does}, in
+blocks of {block:,} tokens and constant memory. {passes}
+
+Install Throughline first: in a copy of its repository, `pip install .` Or leave out the first line and give both calls
+`trust_remote_code=True`: the model's code stands beside its weights."""
 WRITES = {
     "does": "continues texts",
     "use": """inputs = tokenizer("Once", return_tensors="pt")
@@ -111,16 +110,17 @@ print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))"
 """The parts of a card that differ: for a model that continues texts, one with a chat template, and one that predicts labels."""
 
 
-def facts_of(checkpoint: Snapshot, model: RecurrentModel) -> dict[str, Any]:
-    """The part of a model card that every run has."""
+def card_of(checkpoint: Snapshot, model: RecurrentModel, tokenizer: Tokenizer, decoder: PretrainedConfig | None) -> str:
+    """The export's README.md; ``decoder``: the config of a model that becomes one of transformers' own."""
     config = checkpoint.meta["config"]
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    known = {"run": config["run"], "step": checkpoint.step, "model": config["model"]["name"], "parameters": parameters}
-    return known | {"corpus": config["data"]["corpus"], "tokens": checkpoint.meta["tokens"]}
-
-
-def card_of(facts: Mapping[str, Any], model: RecurrentModel, tokenizer: Tokenizer) -> str:
-    """The export's README.md."""
+    facts = {"run": config["run"], "step": checkpoint.step, "corpus": config["data"]["corpus"]}
+    facts |= {"tokens": checkpoint.meta["tokens"], "parameters": sum(weight.numel() for weight in model.parameters())}
+    if decoder:
+        own = {"kind": decoder.family.kind, "form": f"`{decoder.family.saver}`", "about": "", "imports": ""}
+        most = min(200, decoder.longest // 2) if decoder.longest else 200
+        use = WRITES["use"].replace("200", str(most))
+        return CARD.format(**facts, **own, use=use) + NOTES.format(note=decoder.plain_note)
+    name = config["model"]["name"]
     kind = CHATS if chat_of(tokenizer) else WRITES
     if isinstance(tokenizer, SymbolsTokenizer):
         kind = {**LABELS, "use": LABELS["use"].replace("SYMBOLS", " ".join(tokenizer.symbols[:3]))}
@@ -129,7 +129,9 @@ def card_of(facts: Mapping[str, Any], model: RecurrentModel, tokenizer: Tokenize
     passes = f"Nothing passes from one block to the next: it never sees more than {model.block:,} tokens."
     if state:
         passes = f"From one block to the next passes a State of {size:,} numbers: all that it knows of earlier ones."
-    return CARD.format(**facts, block=model.block, passes=passes, **kind)
+    about = ABOUT.format(block=model.block, passes=passes, does=kind["does"])
+    own = {"kind": name, "form": f"`{name}` model", "about": about, "imports": "import recur_models.hf\n"}
+    return CARD.format(**facts, **own, use=kind["use"])
 
 
 def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "throughline") -> None:
@@ -170,9 +172,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
             saved = plain(wrapped, decoder) if decoder else wrapped
             saved.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
-            facts = facts_of(checkpoint, model)
-            card = plain_card(decoder, **facts) if decoder else card_of(facts, model, tokenizer)
-            (unfinished / "README.md").write_text(card, "utf-8")
+            (unfinished / "README.md").write_text(card_of(checkpoint, model, tokenizer, decoder), "utf-8")
             check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
             if decoder:
                 check_plain(unfinished, model, decoder)
