@@ -1,6 +1,6 @@
 """One page that names all reports below a root: evaluations, comparisons, tokens, continuations, papers' tables, sweeps.
 
-    path = write_index(Path("runs/reports/rec-vs-slide"))        # runs/reports/index.html
+    path = refresh_index(Path("runs/reports/rec-vs-slide"))        # runs/reports/index.html
 
 It stands in the folder `reports` and needs nothing beside it; its links lead to the reports' own files, and its table sorts by a
 click. Every command that writes a report there writes it anew.
@@ -97,9 +97,9 @@ KINDS = (
 )
 
 
-def write_index(report: Path) -> Path | None:
-    """The page of all reports beside this one, or below a root whose table it is; None where it lies in no such folder, or the
-    page cannot be written there.
+def refresh_index(report: Path) -> Path | None:
+    """Write the page of all reports beside this one, or below a root whose table it is, and print where it is; None where the
+    report lies in no such folder, or the page cannot be written there.
     """
     root = next((above.parent for above in (report, *report.parents[:2]) if above.name in (FOLDER, "tables")), None)
     if root is None:
@@ -119,14 +119,8 @@ def write_index(report: Path) -> Path | None:
         write_atomically(path, page([row(kind, folder, path.parent) for kind, folder in found], root.name).encode())
     except OSError:
         return None
+    print(f"  index     {cli.shown(path)}")
     return path
-
-
-def refresh_index(report: Path) -> None:
-    """`write_index`, and print where the page is."""
-    path = write_index(report)
-    if path:
-        print(f"  index     {cli.shown(path)}")
 
 
 def row(kind: Kind, folder: Path, home: Path) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from pipelines.reports.files import write_csv
-from pipelines.reports.index import write_index
+from pipelines.reports.index import refresh_index
 
 
 class Page(HTMLParser):
@@ -58,8 +58,8 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     (root / "reports/half").mkdir()
     (root / "reports/half/table.json").write_text("{")  # damaged
     (root / "reports/nothing").mkdir()
-    path = write_index(evaluation)
-    assert path == root / "reports/index.html" == write_index(root / "tables/mine")
+    path = refresh_index(evaluation)
+    assert path == root / "reports/index.html" == refresh_index(root / "tables/mine")
     assert path
     page, text = Page(path), " ".join(Page(path).text)
     assert not page.fetched and all((path.parent / unquote(link)).is_file() for link in page.links)
@@ -80,4 +80,4 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["elsewhere/a-vs-b", "a"])
 def test_a_report_that_lies_elsewhere_has_none(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(parents=True)
-    assert write_index(tmp_path / place) is None and not list(tmp_path.rglob("*.html"))
+    assert refresh_index(tmp_path / place) is None and not list(tmp_path.rglob("*.html"))
