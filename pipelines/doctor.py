@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
 
 import tyro
 
-from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, check_fits, shapes_in
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run
+from pipelines.inference.trained import open_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines
 from pipelines.terminal.tables import plain_table
@@ -46,26 +45,27 @@ def main(argv: list[str]) -> int:
         raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
     if find_run(config.run)[1]:
         raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
-    found: dict[str, Checkpoint] = {}
+    found: dict[str, Checkpoint | None] = {}
     complaints = list[str]()
-    names = run.checkpoint_names()
     unsafe = False
-    for name in names:
+    for name in run.checkpoint_names():
         try:
             found[name] = run.open_checkpoint(name)
         except CheckpointError as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
+                unsafe = unsafe or (isinstance(error, PickledError) and not any(found.values()))  # it ends a run
+                found[name] = None
                 complaints.append(str(error))
-                unsafe = unsafe or (isinstance(error, PickledError) and not found)  # one in its way ends a run
-    names = [name for name in names if name in found or name in run.checkpoint_names()]
     rows = list[tuple[str, ...]]()
     blank = [""] * (len(COLUMNS) - 2)
-    newest = next(iter(found.values()), None)
-    first = next(iter(best(found.values())), None)
-    for name in names:
-        marks = [what for what, which in (("newest", newest), ("best", first)) if which and found.get(name) is which]
-        told = ("whole", *columns_of(found[name]), ", ".join(marks)) if name in found else ("damaged", *blank)
-        rows.append((name, *told))
+    whole = [checkpoint for checkpoint in found.values() if checkpoint]
+    newest = whole[0] if whole else None
+    for name, checkpoint in found.items():
+        if checkpoint:
+            marks = [what for what, order in (("newest", whole), ("best", best(whole))) if order[:1] == [checkpoint]]
+            rows.append((name, "whole", *columns_of(checkpoint), ", ".join(marks)))
+        else:
+            rows.append((name, "damaged", *blank))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if rows:
         lines().print(plain_table(COLUMNS, rows))
@@ -120,10 +120,8 @@ def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[i
 
 def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
     """Whether the store is the one that it was trained on."""
-    data: dict[str, Any] = checkpoint.meta["config"]["data"]
     try:
-        split = SegmentStore.open(place or data["store"], data["corpus"], "train")
-        check_fits(checkpoint, split, "--allow-change store when training")
+        open_split(checkpoint, "train", place, override="--allow-change store when training")
     except (ValueError, OSError) as error:
         return [cli.sentence(error)]
     return []

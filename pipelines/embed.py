@@ -20,9 +20,7 @@ from common.checks import check_options
 from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
-from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Snapshot, check_fits
-from pipelines.inference.trained import load, place_of, read_text
+from pipelines.inference.trained import load, open_split, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
@@ -65,14 +63,6 @@ class EmbedConfig:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
 
 
-def open_split(checkpoint: Snapshot, config: EmbedConfig) -> SegmentStore:
-    """The split to read. Raises UserError where it is not there, or has other tokens than the model."""
-    place, corpus = place_of(checkpoint, config.store, config.corpus)
-    store = SegmentStore.open(place, corpus, config.split, cache=checkpoint.meta["config"]["data"]["cache"])
-    check_fits(checkpoint, store, "")
-    return store
-
-
 def main(argv: list[str]) -> None:
     """Embed documents, resuming where an earlier start was killed. Raises UserError for bad input."""
     config = cli.parse(EmbedConfig, argv, __doc__)
@@ -88,7 +78,8 @@ def main(argv: list[str]) -> None:
     if config.file:
         texts = texts_of_ids(config.file.name, trained.tokenizer.encode(text), trained.bod_id, trained.labels)
     else:
-        texts = texts_of_store(open_split(checkpoint, config), config.documents)
+        split = open_split(checkpoint, config.split, config.store, config.corpus)
+        texts = texts_of_store(split, config.documents)
     model = trained.model
     data = checkpoint.meta["config"]["data"]
     embeddings = Embeddings(output, texts, width_of(model), checkpoint.digest, config.every, config.dtype)

@@ -23,11 +23,11 @@ from common.checks import check_options
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
-from pipelines.checkpoints.checkpoint import Snapshot, check_fits
+from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import output_for, run_of, tracking_of
-from pipelines.inference.trained import device, find_model, model_of, place_of, tokenizer_of
+from pipelines.inference.trained import device, find_model, model_of, open_split, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
@@ -135,9 +135,7 @@ def main(argv: list[str]) -> None:
     checkpoint = find_model(config.run, config.checkpoint == "best")
     run = run_of(config.run)
     name = checkpoint.meta["config"]["run"]
-    place, corpus = place_of(checkpoint, config.store)
-    store = SegmentStore.open(place, corpus, config.split, cache=checkpoint.meta["config"]["data"]["cache"])
-    check_fits(checkpoint, store, "")
+    store = open_split(checkpoint, config.split, config.store)
     if store.labelled:
         raise UserError(
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "

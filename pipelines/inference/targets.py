@@ -21,11 +21,11 @@ from common.places import Place
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import Snapshot, check_fits
+from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import is_exported
 from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.trained import config_of, find_model, place_of
+from pipelines.inference.trained import config_of, find_model, open_split
 from pipelines.terminal import cli
 
 if TYPE_CHECKING:
@@ -143,17 +143,12 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
 
 def open_store(checkpoint: Snapshot, config: TargetsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
-    place, corpus = place_of(checkpoint, config.store, config.corpus)
-    cache = checkpoint.meta["config"]["data"]["cache"]
-    store = SegmentStore.open(place, corpus, config.split, cache=cache)
+    override = "" if config.allow_other_store else "--allow-other-store"
     try:
-        train = SegmentStore.open(place, corpus, "train", cache=cache)
+        train = open_split(checkpoint, "train", config.store, config.corpus, override)
     except StoreError:
         train = None
-    for split, may_differ in ((train, config.allow_other_store), (store, True)):
-        if split:
-            check_fits(checkpoint, split, "" if may_differ else "--allow-other-store")
-    return store, train
+    return open_split(checkpoint, config.split, config.store, config.corpus), train
 
 
 def run_of(path: str) -> RunFolder | None:

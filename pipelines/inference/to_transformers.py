@@ -180,8 +180,6 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
                 check_model(unfinished, model)
             for path in unfinished.iterdir():
                 path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
-            if output.exists():  # since
-                raise UserError(f"{output} exists already: remove it, or choose another --output")
             os.rename(unfinished, output)
         finally:
             shutil.rmtree(working, ignore_errors=True)

@@ -17,9 +17,10 @@ import numpy as np
 
 from common.errors import UserError, given_by_user
 from common.places import Place
+from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, chat_of, load_tokenizer
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
 from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
 from pipelines.checkpoints.run_folder import find_run
 
@@ -194,6 +195,16 @@ def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[s
     if not corpus:
         raise UserError(f"{checkpoint.folder} does not say which corpus it was trained on: export its run again")
     return found, corpus
+
+
+def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = "", override: str = "") -> SegmentStore:
+    """A split of the store and corpus that `place_of` finds. Raises UserError where it is not there, has other tokens than the
+    model, or is not the store of its training and there is an ``override`` to name.
+    """
+    place, corpus = place_of(checkpoint, store, corpus)
+    opened = SegmentStore.open(place, corpus, split, cache=checkpoint.meta["config"]["data"]["cache"])
+    check_fits(checkpoint, opened, override)
+    return opened
 
 
 def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:

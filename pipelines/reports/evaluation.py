@@ -154,7 +154,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     report = save(folder / "report.json", (json.dumps(values, allow_nan=False) + "\n").encode())
     cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if of_one_text(evaluations) else []
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
-    worth = [made] if (made := plot_worth(evaluations, folder / "worth.png")) else []
+    worth = plot_worth(evaluations, folder / "worth.png")
     what, spots = spots_of(evaluations)
     costs = plot_frontier(spots, what, "FLOPs of the forward pass per token", folder / "frontier.png")
     return [report, table, *cumulative, *worth, *errors, *costs]

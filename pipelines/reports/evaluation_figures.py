@@ -129,15 +129,16 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
     return Worth(best, float(mean_P[-1]), ends_P, lines)
 
 
-def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
+def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     """Draw the worth of State: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
-    bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. None where nothing stands beside the best.
+    bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. Returns its file, and none where nothing
+    stands beside the best.
     """
     if not of_one_text(evaluations) or is_labelled(evaluations):
-        return None
+        return []
     best, bits, ends_P, lines = worth_of(evaluations)
     if not lines:
-        return None
+        return []
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     shown = _drawn(len(ends_P))
@@ -155,7 +156,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> Path | None:
     axes.set_ylabel("more bits per token,\nmean up to the position")
     axes.set_title(f"What State is worth on {evaluations[0].split}: lower is better", fontsize=11)
     axes.legend(fontsize=9, framealpha=0.9)
-    return save_figure(figure, path)
+    return [save_figure(figure, path)]
 
 
 def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:

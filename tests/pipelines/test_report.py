@@ -161,8 +161,8 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
 def test_the_picture_of_what_state_is_worth_needs_something_to_set_beside_the_best(tmp_path: Path) -> None:
     path = tmp_path / "worth.png"
     other = replace(SLIDE, store_fingerprint="e" * 32)
-    assert plot_worth([SLIDE], path) is None and plot_worth([REC, other], path) is None and not path.exists()
-    assert plot_worth([SLIDE, REC], path) == path and colours(path) > 20
+    assert plot_worth([SLIDE], path) == [] == plot_worth([REC, other], path) and not path.exists()
+    assert plot_worth([SLIDE, REC], path) == [path] and colours(path) > 20
 
 
 def test_characters_and_the_published_count_of_words() -> None:
