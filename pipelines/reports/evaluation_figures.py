@@ -28,8 +28,6 @@ PASSES = (
     ("cleared_all", "all State cleared", ":"),
 )
 """The passes of an Evaluation by their fields: names and lines."""
-POINTS = 3000
-"""Points of a curve that are drawn, about: a long document has more than a picture has room for."""
 
 
 def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
@@ -59,11 +57,6 @@ def errors_by_position(score: Score) -> tuple[np.ndarray, np.ndarray]:
     return score.bucket * np.arange(1, len(tokens) + 1), _share(errors, tokens)
 
 
-def _drawn(count: int) -> np.ndarray:
-    """Which of so many points are drawn over a logarithm of their place: all, or enough for a line."""
-    return np.unique(np.geomspace(1, count, POINTS).round().astype(int)) - 1 if count > POINTS else np.arange(count)
-
-
 def _share(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.divide(sums, counts, out=np.full(len(sums), math.nan), where=counts > 0)
 
@@ -82,9 +75,6 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     reach = axes.twinx()
     longest = max(evaluations, key=lambda e: len(e.carried.bucket_tokens) * e.carried.bucket).carried
     positions, _, documents = by_position(longest)
-    at = _drawn(len(positions))
-    positions = positions[at]
-    documents = documents[at]
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
     reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
     reach.set_ylim(0, None)
@@ -141,8 +131,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
         return []
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    shown = _drawn(len(ends_P))
-    shown = shown[ends_P[shown] >= ends_P[-1] / 64]  # before that a mean is over few tokens
+    shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
     names = briefly(grouped(evaluations))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     for name, what, style, more_SP in lines:
@@ -206,8 +195,7 @@ def _curves(
             used[what] = Line2D([], [], color="0.3", linestyle=style, label=what)
             positions = curve(scores[0])[0]
             values = np.stack([curve(score)[1] for score in scores])
-            at = _drawn(len(positions))
             width = 1.6 if style == "-" else 1.2
-            plot_mean(axes, positions[at], values[:, at], style, color=colour, linewidth=width)
+            plot_mean(axes, positions, values, style, color=colour, linewidth=width)
     _label_positions(axes)
     return [*handles, *used.values()]
