@@ -38,7 +38,7 @@ def overview() -> str:
     """All groups; a pattern with a line of its own stands for the presets that match it, with their number."""
     places = {name: place_of(name) for name in PRESETS}
     blocks = dict[str, dict[str, str]]()
-    for heading, patterns in {**GROUPS, OTHERS: {}}.items():
+    for heading, patterns in {**GROUPS, OTHERS: dict.fromkeys(PRESETS, "")}.items():
         lines = dict[str, str]()
         for pattern, line in patterns.items():
             names = [name for name, place in places.items() if place == (heading, pattern)]
@@ -46,7 +46,6 @@ def overview() -> str:
                 lines[pattern] = f"{line} ({counted(len(names), 'preset')})"
             else:
                 lines |= {name: line_of(name) for name in names}
-        lines |= {name: line_of(name) for name, place in places.items() if place == (OTHERS, name) == (heading, name)}
         if lines:
             blocks[heading] = lines
     width = max(len(name) for lines in blocks.values() for name in lines)
