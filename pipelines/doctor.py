@@ -8,14 +8,13 @@ and this code; 2 when one is not, with a sentence for each thing that is wrong. 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 import tyro
 
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_folder import RunFolder, find_run
+from pipelines.checkpoints.run_folder import find_run
 from pipelines.inference.trained import open_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines
@@ -38,13 +37,9 @@ COLUMNS = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "v
 def main(argv: list[str]) -> int:
     """Verify all checkpoints of a run. Returns 2 where one is damaged, or belongs to another store or code."""
     config = cli.parse(DoctorConfig, argv, __doc__)
-    run = RunFolder.parse(config.run)
-    if not run.place.exists():
-        near = difflib.get_close_matches(run.place.name, [file.name for file in run.place.parent.list()], n=1)
-        hint = f": did you mean {cli.shown((run.place.parent / near[0]).recorded)}?" if near else ""
-        raise CheckpointError(f"{cli.shown(run.place.shown)} does not exist{hint or ': name the folder of a run'}")
-    if find_run(config.run)[1]:
-        raise CheckpointError(f"{cli.shown(run.place.shown)} is a checkpoint: name the folder of its run")
+    run, checkpoint_name = find_run(config.run)
+    if checkpoint_name:
+        raise CheckpointError(f"{config.run} is a checkpoint: name the folder of its run")
     found: dict[str, Checkpoint | None] = {}
     complaints = list[str]()
     unsafe = False

@@ -18,6 +18,7 @@ made it, so that a process of an earlier start, which may live on unseen, can sp
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import shutil
@@ -255,9 +256,9 @@ def find_run(text: str | Path) -> tuple[RunFolder, str]:
     place = Place.parse(text)
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
-        raise CheckpointError(
-            f"{text if place.is_local else place} {what}: name the folder of a run or of a checkpoint"
-        )
+        near = difflib.get_close_matches(place.name, [file.name for file in place.parent.list() if file.is_dir], n=1)
+        remedy = f"did you mean {place.parent / near[0]}?" if near else "name the folder of a run or of a checkpoint"
+        raise CheckpointError(f"{text if place.is_local else place} {what}: {remedy}")
     if (place / "checkpoint.json").exists():
         return RunFolder(place.parent.parent), place.name
     if (place / "sweep.json").exists():
