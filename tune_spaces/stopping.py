@@ -1,6 +1,6 @@
 """Ray Tune's schedulers and stoppers by name, with what a sweep knows filled in.
 
-    rule = scheduler("asha", Lengths(least=3072, most=27648, reduction=3), domains={})      # tune's ASHAScheduler, in tokens
+    rule = scheduler("asha", domains={}, least=3072, most=27648)      # tune's ASHAScheduler, in tokens
     stopper("plateau")                      # tune's TrialPlateauStopper
 
 A scheduler's time is in tokens; HyperBand's in rungs of ``least`` tokens. A lower metric is better.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,20 +35,6 @@ TIMES = ("tokens", "rungs", "training_iteration")
 """The units that a scheduler may count in."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens by which trials are compared."""
-
-    least: int
-    """Before a trial may be stopped (ASHA's first rung)."""
-    most: int
-    """In a whole trial."""
-    reduction: int = 3
-    """ASHA: one in so many continues from a rung to the next."""
-    every: int = 1
-    """Between two validations, at which a population is compared."""
-
-
 def changes_values(name: str) -> bool:
     """Whether the scheduler changes the values of trials while they run. Raises ValueError where there is none of this name."""
     kind, _ = kind_of(SCHEDULERS.get(name, name))
@@ -62,16 +47,39 @@ def compares_all(name: str) -> bool:
     return issubclass(kind, ACTING)
 
 
-def scheduler(name: str, lengths: Lengths, domains: Mapping[str, Any]) -> TrialScheduler:
+def scheduler(
+    name: str, domains: Mapping[str, Any], *, least: int, most: int, reduction: int = 3, every: int = 1
+) -> TrialScheduler:
     """A scheduler of Ray Tune's, or one's own, by its name or import path.
+
+    Args:
+        least: tokens before a trial may be stopped (ASHA's first rung).
+        most: tokens of a whole trial.
+        reduction: ASHA: one in so many continues from a rung to the next.
+        every: tokens between two validations, at which a population is compared.
 
     Raises ValueError for what is none, or cannot be used in a sweep.
     """
     path = SCHEDULERS.get(name, name)
     kind, given = kind_of(path)
-    offered = _offered(lengths, domains)
+    offered: dict[str, Any] = {
+        "metric": METRIC,
+        "mode": "min",
+        "time_attr": "tokens",
+        "grace_period": least,
+        "max_t": max(most, least + 1),
+        "reduction_factor": reduction,
+        "stop_last_trials": False,  # a trial ends by itself
+        "min_time_slice": math.inf,  # median: do not pause a trial to let others catch up
+        "perturbation_interval": every,
+        "hyperparam_mutations": {key: getattr(domain, "categories", domain) for key, domain in domains.items()},
+        "custom_explore_fn": partial(_rounded_values, dict(domains)),
+        "hyperparam_bounds": {key: [d.lower, d.upper] for key, d in domains.items() if isinstance(d, Float)},
+        "log_config": False,
+        "synch": True,
+    }
     if issubclass(kind, HyperBandScheduler):
-        offered |= {"time_attr": "rungs", "max_t": max(1, lengths.most // lengths.least)}
+        offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
     odd = sorted(set(given.get("hyperparam_mutations") or ()) - domains.keys())
     if odd:
         raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(domains)}")
@@ -84,36 +92,15 @@ def scheduler(name: str, lengths: Lengths, domains: Mapping[str, Any]) -> TrialS
         raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
     if changes_values(name) and counted != "tokens":
         raise ValueError(f"{name}: a population is compared after equal tokens: leave time_attr out")
-    if given.get("perturbation_interval", lengths.every) < lengths.every:
+    if given.get("perturbation_interval", every) < every:
         raise ValueError(
-            f"{name}: trials are compared where they are validated, every {lengths.every:,} tokens: raise "
+            f"{name}: trials are compared where they are validated, every {every:,} tokens: raise "
             "perturbation_interval, or leave it out"
         )
     rule = make(path, **offered)
     if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
         raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")
     return rule
-
-
-def _offered(lengths: Lengths, domains: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of the sweep that a scheduler may need, by the names of Ray Tune's arguments."""
-    bounds = {key: [domain.lower, domain.upper] for key, domain in domains.items() if isinstance(domain, Float)}
-    return {
-        "metric": METRIC,
-        "mode": "min",
-        "time_attr": "tokens",
-        "grace_period": lengths.least,
-        "max_t": max(lengths.most, lengths.least + 1),
-        "reduction_factor": lengths.reduction,
-        "stop_last_trials": False,  # a trial ends by itself
-        "min_time_slice": math.inf,  # median: do not pause a trial to let others catch up
-        "perturbation_interval": lengths.every,
-        "hyperparam_mutations": {key: getattr(domain, "categories", domain) for key, domain in domains.items()},
-        "custom_explore_fn": partial(_rounded_values, dict(domains)),
-        "hyperparam_bounds": bounds,
-        "log_config": False,
-        "synch": True,
-    }
 
 
 def _rounded_values(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:

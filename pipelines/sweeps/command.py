@@ -140,10 +140,11 @@ class SweepConfig:
 
     def rule(self, domains: Mapping[str, Any]) -> TrialScheduler:
         """The scheduler. Raises ValueError where it cannot be."""
-        from tune_spaces.stopping import Lengths, scheduler
+        from tune_spaces.stopping import scheduler
 
         every = self.train.validate_every * self.train.tokens_per_step
-        return scheduler(self.scheduler, Lengths(self.least, self.whole, self.reduction, every), domains)
+        lengths = {"least": self.least, "most": self.whole, "reduction": self.reduction, "every": every}
+        return scheduler(self.scheduler, domains, **lengths)
 
 
 def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:

@@ -13,7 +13,7 @@ from tests.tune_spaces.test_spaces import decisions, values
 from tune_spaces import SCHEDULERS, combine
 from tune_spaces.drawing import Searcher
 from tune_spaces.named import is_exact, kind_of, make
-from tune_spaces.stopping import Lengths, scheduler, stopper
+from tune_spaces.stopping import scheduler, stopper
 
 
 class StopsAbove(FIFOScheduler):
@@ -89,7 +89,7 @@ class LearnsLater(Counts):
 )
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        scheduler(text, Lengths(1, 9), combine("optim.lr=1e-3,3e-3", values("small-rec")))
+        scheduler(text, combine("optim.lr=1e-3,3e-3", values("small-rec")), least=1, most=9)
 
 
 def test_a_stopper_that_fails_at_a_result_is_a_sentence_too() -> None:
@@ -162,7 +162,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
 )
 def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        scheduler(text, Lengths(1, 9), {})
+        scheduler(text, {}, least=1, most=9)
 
 
 def test_a_scheduler_is_no_searcher_or_stopper() -> None:
@@ -176,6 +176,7 @@ def test_a_population_is_compared_at_one_step_alone() -> None:
     with pytest.raises(ValueError, match="leave synch=False out"):
         scheduler(
             "ray.tune.schedulers:PopulationBasedTraining(synch=False)",
-            Lengths(1, 9),
             combine("lr", values("demo-rec")),
+            least=1,
+            most=9,
         )

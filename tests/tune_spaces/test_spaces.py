@@ -17,7 +17,7 @@ from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
 from tune_spaces import SPACES, Space, combine
 from tune_spaces.drawing import Draw, Searcher, draw, fields, grid
-from tune_spaces.stopping import Lengths, scheduler
+from tune_spaces.stopping import scheduler
 
 
 def values(preset: str, **changed: Any) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_every_space_says_what_it_is_about() -> None:
 
 def decisions(name: str, results: Sequence[tuple[str, int, float]]) -> list[bool]:
     """Whether the scheduler of this name stops each trial at its result: its name, its tokens and its value."""
-    rule = scheduler(name, Lengths(least=10, most=90, reduction=3), {})
+    rule = scheduler(name, {}, least=10, most=90)
     trials = {trial: Trial("trial", trial_id=trial, stub=True) for trial, *_ in results}
     nobody: Any = None  # Tune's controller, which these do not ask
     for trial in trials.values():
