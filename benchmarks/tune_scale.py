@@ -129,7 +129,8 @@ def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
 def planned(swept: SweepConfig, domains: dict[str, Any]) -> Sweep:
     """Its trials, in its folder."""
     sweep = Sweep(swept, fields(domains))
-    sweep.begin("", open_or_plan(sweep, domains))
+    if not open_or_plan(sweep, domains):
+        sweep.write_plan("")
     return sweep
 
 

@@ -70,13 +70,11 @@ class Record:
             elif event["event"] == "end":
                 trial.status = event["status"]
                 trial.reason = event["reason"]
-        for name in self.sweep.damaged:
-            self.sweep.save(trials[name])
         for trial in trials.values():
             if trial.status == "running" or trial.reason.startswith(BUDGET):  # the budget may be larger by now
                 trial.status = "pending"
                 trial.reason = ""
-                self.sweep.save(trial)
+            self.sweep.save(trial)
 
     # Before and while a trial is trained
 

@@ -63,7 +63,8 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         again = open_or_plan(sweep, domains)  # what is refused is refused before Ray starts
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
-        sweep.begin(command, again)
+        if not again:
+            sweep.write_plan(command)
         return run_trials(Record(sweep), domains, capacity, command)
 
 

@@ -50,8 +50,6 @@ class Sweep:
     config: SweepConfig
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
-    """Trials whose trial.json is damaged: their record in results.jsonl makes it again."""
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _saved: dict[str, float] = field(default_factory=dict)
 
@@ -131,15 +129,8 @@ class Sweep:
         fixed = {key: value for key, value in run.items() if changes_learning(key) and key != "data.store"}
         return {name: getattr(self.config, name) for name in names} | fixed
 
-    def begin(self, command: str, again: bool) -> None:
-        """Write the sweep down with its trials, at once; where it begins ``again``, the files of trials that a kill left out."""
-        if not again:
-            self._write_plan(command)
-        for trial in self.trials.values():
-            if not (self.place(trial) / "trial.json").exists():
-                self.save(trial)
-
-    def _write_plan(self, command: str) -> None:
+    def write_plan(self, command: str) -> None:
+        """Write a new sweep down with its trials, at once."""
         names = ("space", "preset", "num_samples", "search", "scheduler", "metric")
         values = {
             "schema": SCHEMA,
@@ -166,10 +157,13 @@ class Sweep:
         return RunFolder(self.run.place / f"trials/{trial.id}", trains=True)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write a small file of the sweep's, also into its bucket."""
-        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / name, json.dumps(values, indent=1).encode())
-        self.publish(name)
+        """Write a small file of the sweep's, also into its bucket, unless that is what it holds."""
+        path = self.folder / name
+        data = json.dumps(values, indent=1).encode()
+        if not path.exists() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, data)
+            self.publish(name)
 
     def publish(self, name: str) -> None:
         """Copy a file into the bucket, where the sweep is in one. Raises OSError where that is silent for long."""
@@ -221,7 +215,6 @@ class Sweep:
             except UserError:
                 if path.parent.name not in known:
                     raise
-                self.damaged.append(path.parent.name)
                 print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 

@@ -227,7 +227,8 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     def open_sweep(name: str) -> Sweep:
         described, domains = read_and_check([*words, "--run", name])
         sweep = Sweep(described, fields(domains))
-        sweep.begin("tune", open_or_plan(sweep, domains))
+        if not open_or_plan(sweep, domains):
+            sweep.write_plan("tune")
         return sweep
 
     first = open_sweep("first")

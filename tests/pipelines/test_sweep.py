@@ -62,7 +62,8 @@ class Here:
     def __init__(self, words: list[str]) -> None:
         self.config, self.domains = read_and_check(words)
         self.sweep = Sweep(self.config, fields(self.domains))
-        self.sweep.begin("command", open_or_plan(self.sweep, self.domains))
+        if not open_or_plan(self.sweep, self.domains):
+            self.sweep.write_plan("command")
 
     def done(self, kill_after: int = -1) -> Done:
         record = Mortal(self.sweep)
