@@ -14,18 +14,16 @@ Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 
 import torch
 
 from common.errors import UserError
-from common.files import write_atomically
 from common.lock import file_lock
 from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
-from pipelines.config.run import TrainConfig, to_json
+from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.presets.catalogue import overview, search
@@ -132,8 +130,6 @@ def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
     """Train in this process or on Ray, showing progress."""
     place = RunFolder.of(config)
     resume_step = run.resume.step if run.resume else 0
-    write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
-    place.publish("config.json")
     stop = Stop(place.place)
     stop.clear()
     with show_progress(place.place, resume_step, config.steps):

@@ -1,8 +1,7 @@
 """The trials that Ray Tune is given, one after the other: those that are known, and then what a searcher suggests.
 
-queue = QueueSearcher(record, searcher, stops, capacity, trials, tracking)
-queue.space()                 # for Tune's own generator, where all trials are known before the sweep begins
-tune.TuneConfig(search_alg=queue)     # where a searcher suggests trials by the results of those before
+space(sweep)                  # for Tune's own generator, where all trials are known before the sweep begins
+tune.TuneConfig(search_alg=QueueSearcher(record, searcher, stops, capacity, trials))     # where a searcher suggests trials
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from ray.tune.search import Searcher as TuneSearcher
 from ray.tune.stopper import Stopper
 
 from common.errors import UserError
-from pipelines.config.run import to_json
 from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.planning import suggest
 from pipelines.sweeps.record import Record
-from pipelines.sweeps.tracking import SweepTracking
+from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import METRIC, Searcher
 
 
@@ -36,17 +34,23 @@ class NotKept:
         return self
 
 
+def known(sweep: Sweep) -> list[Trial]:
+    """The trials that are known, as many as may begin."""
+    return list(sweep.trials.values())[: sweep.config.max_trials or None]
+
+
+def space(sweep: Sweep) -> dict[str, Any]:
+    """The known trials in their order, as Tune's own generator takes them."""
+    values = {trial.id: trial.values for trial in known(sweep)}
+    fields = {field: tune.sample_from(partial(value_of, values, field)) for field in sweep.fields}
+    return {"trial": tune.grid_search(list(values)), **fields}
+
+
 class QueueSearcher(NotKept, TuneSearcher):
-    """Gives Tune a sweep's trials, each under its own name."""
+    """Gives Tune a sweep's trials, those that are known and then what a searcher suggests, each under its own name."""
 
     def __init__(
-        self,
-        record: Record,
-        searcher: Searcher | None,
-        stops: Stopper,
-        capacity: TrialCapacity,
-        trials: list[Any],
-        tracking: SweepTracking,
+        self, record: Record, searcher: Searcher, stops: Stopper, capacity: TrialCapacity, trials: list[Any]
     ) -> None:
         super().__init__()
         self._record = record
@@ -56,24 +60,11 @@ class QueueSearcher(NotKept, TuneSearcher):
         self._capacity = capacity
         self._trials = trials
         """Tune's, as they stand; the Watch keeps them."""
-        self._tracking = tracking
         self._names: dict[str, str] = {}
         """Our names of Tune's trials, by Tune's."""
-        self._known = list(self._sweep.trials.values())[: self._sweep.config.max_trials or None]
-        self._suggests = searcher is not None
+        self._known = known(self._sweep)
+        self._suggests = True
         """Whether the searcher may have more to suggest."""
-
-    # Where all trials are known
-
-    def space(self) -> dict[str, Any]:
-        """The known trials in their order, as Tune's own generator takes them."""
-        for trial in self._known:
-            self._write_config(trial)
-        values = {trial.id: trial.values for trial in self._known}
-        fields = {field: tune.sample_from(partial(value_of, values, field)) for field in self._sweep.fields}
-        return {"trial": tune.grid_search(list(values)), **fields}
-
-    # Where a searcher suggests them
 
     def suggest(self, trial_id: str) -> Any:
         """The values of the next trial; None where there is none now."""
@@ -85,16 +76,15 @@ class QueueSearcher(NotKept, TuneSearcher):
             running = any(not trial.is_finished() for trial in self._trials)  # whose results bring more
             return None if self._may_suggest() and running else TuneSearcher.FINISHED
         self._names[trial_id] = trial.id
-        self._write_config(trial)
         return {"trial": trial.id, **trial.values}
 
     def _next(self) -> Trial | None:
         if self._known:
             trial = self._known.pop(0)
-            if self._searcher and not trial.baseline:
+            if not trial.baseline:
                 self._searcher.recall(trial.id)
             return trial
-        if not self._may_suggest() or self._searcher is None:
+        if not self._may_suggest():
             return None
         try:
             return suggest(self._sweep, self._searcher)
@@ -103,12 +93,6 @@ class QueueSearcher(NotKept, TuneSearcher):
             print(f"note: {error}", flush=True)
             return None
 
-    def _write_config(self, trial: Trial) -> None:
-        """Write the config of a trial's run, without credentials, where its actor reads it."""
-        if not trial.over:
-            run = self._tracking.below(self._record.run_of(trial))
-            self._sweep.write(f"trials/{trial.id}/config.json", to_json(run))
-
     def _may_suggest(self) -> bool:
         config = self._sweep.config
         most = min(config.max_trials or config.num_samples, config.num_samples)
@@ -116,21 +100,18 @@ class QueueSearcher(NotKept, TuneSearcher):
         return self._suggests and len(self._sweep.trials) < most and not ended
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        if self._searcher and METRIC in result:
+        if METRIC in result:
             self._searcher.result(self._names[trial_id], result["tokens"], result[METRIC])
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         trial = self._sweep.trials[self._names[trial_id]]
-        if self._searcher:
-            self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
+        self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
 
     def on_pause(self, trial_id: str) -> None:
-        if self._searcher:
-            self._searcher.pause(self._names[trial_id])
+        self._searcher.pause(self._names[trial_id])
 
     def on_unpause(self, trial_id: str) -> None:
-        if self._searcher:
-            self._searcher.resume(self._names[trial_id])
+        self._searcher.resume(self._names[trial_id])
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: what was drawn is in results.jsonl."""

@@ -21,8 +21,7 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,14 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from common.credentials import without_credentials
 from common.errors import UserError
-from common.places import Place
 from pipelines.checkpoints.cloning import clone_checkpoint
-from pipelines.checkpoints.run_file import run_from_json
-from pipelines.checkpoints.run_folder import RunFolder
-from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
 from pipelines.reports.sweep_result import read_trial
+from pipelines.sweeps.command import SweepConfig
+from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
-from pipelines.terminal import cli
+from pipelines.terminal import cli, plugins
 from pipelines.training.stopping import Stop
 from pipelines.training.world import World, join
 from tune_spaces.drawing import METRIC
@@ -59,14 +55,10 @@ END_SECONDS = 30.0
 class Given:
     """Values that the actors of a sweep need beside a trial's. Ray keeps it in its object store: no file of Tune's holds it."""
 
-    train: TrainConfig
-    """The run that is varied, with the places and their credentials."""
-    metric: str
-    rung_tokens: int
-    """Tokens of a rung, in which HyperBand counts."""
+    config: SweepConfig
+    """With the places and their credentials."""
+    fields: list[str]
     use_gpu: bool
-    fields: tuple[str, ...]
-    """Dotted names of the fields that change while a trial runs: a population's."""
 
 
 class TrialActor(tune.Trainable):
@@ -75,14 +67,16 @@ class TrialActor(tune.Trainable):
     @staticmethod
     def resources(given: Given) -> PlacementGroupFactory:
         """Resources of all ranks of a trial."""
-        run = given.train
+        run = given.config.train
         bundles = [run.placement.worker(given.use_gpu)] * run.workers[0]
         return PlacementGroupFactory(bundles, strategy=run.placement.strategy.replace("-", "_").upper())
 
     def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
         assert given is not None
         logging.disable(logging.INFO)  # of Ray; what we say is printed
-        self._given = given
+        plugins.load()
+        self._sweep = Sweep(given.config, given.fields)
+        self._metric = given.config.metric
         self._device = torch.device("cuda:0" if given.use_gpu else "cpu")
         self._peers: list[Any] = []
         self.reset_config(config)
@@ -91,12 +85,13 @@ class TrialActor(tune.Trainable):
         """Take a trial, for the first time or again. It is trained from the step on that follows the metrics that it has."""
         self._others: list[Any] = []
         self._loop: TrialLoop | None = None
-        self._place = RunFolder.of(self._given.train).place / f"trials/{self.trial_name}"
-        trial = read_trial(self._place / "trial.json", self._given.metric)
-        self._values = {field: new_config[field] for field in self._given.fields}
+        self._place = self._sweep.run.place / f"trials/{self.trial_name}"
+        trial = read_trial(self._place / "trial.json", self._metric)
+        if self._sweep.config.populates:
+            trial.values = {field: new_config[field] for field in self._sweep.fields}
         self._end = trial if trial.over else None
-        self._run = read_run(self._place, self._given, self._values)
-        self._known = deque(known_metrics(self._run, self._given.metric, over=trial.over))
+        self._run = self._sweep.run_of(trial)
+        self._known = deque(known_metrics(self._run, self._metric, over=trial.over))
         self._step = 0
         """That of the metric which Tune got last."""
         return True
@@ -129,8 +124,8 @@ class TrialActor(tune.Trainable):
 
     def _result(self, step: int, value: float, **further: Any) -> dict[str, Any]:
         tokens = step * self._run.tokens_per_step
-        rungs = tokens / self._given.rung_tokens
-        named = {self._given.metric: value, METRIC: value}
+        rungs = tokens / self._sweep.config.least
+        named = {self._metric: value, METRIC: value}
         return {"trial": self.trial_name, "step": step, "tokens": tokens, "rungs": rungs, **named, **further}
 
     def _begin(self) -> TrialLoop:
@@ -140,7 +135,7 @@ class TrialActor(tune.Trainable):
         if size > 1 and not self._peers:
             self._gather(size, self._device)
         self._others = [peer.train.remote(self._run) for peer in self._peers]
-        return TrialLoop(self._run, self._given.metric, self._device, self._step)
+        return TrialLoop(self._run, self._metric, self._device, self._step)
 
     def _gather(self, size: int, device: torch.device) -> None:
         """Start the other ranks, and form a process group with them."""
@@ -239,26 +234,6 @@ def free_memory() -> None:
     gc.freeze()  # what is left, all modules, stays: looking through it takes a second
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def read_run(place: Place, given: Given, values: Mapping[str, Any]) -> TrainConfig:
-    """The run that the sweep has written for a trial, with the values that it has now and the credentials of the sweep's places."""
-    try:
-        run = run_from_json(json.loads((place / "config.json").read_bytes()))
-    except FileNotFoundError:  # it is over, and has failed before it began
-        run = replace(given.train, run=f"{given.train.run}/trials/{place.name}")
-    return with_credentials(with_fields(run, values), given.train)
-
-
-def with_credentials(run: TrainConfig, given: TrainConfig) -> TrainConfig:
-    """The run with the credentials that its places have in the given one, as its JSON leaves them out."""
-    data = run.data
-    if without_credentials(given.data.store) == data.store:
-        data = replace(data, store=given.data.store)
-    tracking = run.tracking
-    if without_credentials(given.tracking.uri) == tracking.uri:
-        tracking = replace(tracking, uri=given.tracking.uri)
-    return replace(run, root=given.root, data=data, tracking=tracking)
 
 
 def pointer_of(checkpoint: Any) -> tuple[str, int]:

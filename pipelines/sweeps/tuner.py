@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
-from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of
+from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import Given, NotSaved, TrialActor, pointer_of
@@ -110,7 +111,7 @@ class Logged(NotKept, TrialScheduler):
         self._rule.on_trial_remove(tune_controller, trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        self._keys.hide()  # Tune makes this trial's actor next, and then asks Ends
+        self._keys.hide()  # Tune makes this trial's actor next, and then asks Watch.stop_all
         chosen = self._rule.choose_trial_to_run(tune_controller)
         self._keys.last = chosen is not None
         return chosen
@@ -140,10 +141,13 @@ class Logged(NotKept, TrialScheduler):
         return decision
 
 
-class Watch(NotKept, tune.Callback):
-    """Follows the trials: what a population changes of them, how far they are, how they end."""
+class Watch(NotKept, tune.Callback, Stopper):
+    """Follows the trials: what a population changes of them, how far they are, how they end. Ends Tune's run once nothing is being
+    trained and nothing is to begin.
+    """
 
-    def __init__(self, record: Record, stop: Stop, capacity: TrialCapacity) -> None:
+    def __init__(self, record: Record, stop: Stop, capacity: TrialCapacity, keys: Keys) -> None:
+        self._keys = keys
         self._room = capacity
         self._record = record
         self._sweep = record.sweep
@@ -153,9 +157,13 @@ class Watch(NotKept, tune.Callback):
         self.trials: list[Any] = []
         """Tune's, as they stand."""
 
-    def running(self) -> bool:
-        """Whether a trial is being trained or saved."""
-        return any(trial.status == "RUNNING" for trial in self.trials)
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        """Tune asks once a turn, after it has made actors."""
+        self._keys.show()
+        return self._record.closed() and not any(trial.status == "RUNNING" for trial in self.trials)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Ask now and then whether to stop, print what changed, and keep the budget."""
@@ -206,22 +214,6 @@ class Watch(NotKept, tune.Callback):
         self._record.ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
 
 
-class Ends(NotKept, Stopper):
-    """Ends Tune's run once nothing is being trained and nothing is to begin. Tune asks once a turn, after it has made actors."""
-
-    def __init__(self, record: Record, watch: Watch, keys: Keys) -> None:
-        self._keys = keys
-        self._record = record
-        self._watch = watch
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        self._keys.show()
-        return self._record.closed() and not self._watch.running()
-
-
 def why(trial: Any) -> str:
     """The cause of a worker's end, in a line."""
     said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
@@ -244,23 +236,24 @@ def fit(
     notes = sweep.run.place / ".tune"
     notes.delete()
     keys = Keys()
-    watch = Watch(record, stop, capacity)
-    fields = tuple(sweep.fields) if config.populates else ()
-    given = Given(config.train, config.metric, config.least, capacity.use_gpu, fields)
+    watch = Watch(record, stop, capacity, keys)
+    given = Given(replace(config, train=tracking.below(config.train)), sweep.fields, capacity.use_gpu)
     trainable = tune.with_resources(tune.with_parameters(actor, given=given), actor.resources(given))
     stops = stopper(config.stop)
-    searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn()) if config.suggested else None
-    queue = QueueSearcher(record, searcher, stops, capacity, watch.trials, tracking)
+    queue = None
+    if config.suggested:
+        searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn())
+        queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
     with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
         tuner = tune.Tuner(
             trainable,
-            param_space=None if config.suggested else queue.space(),
+            param_space=None if queue else space(sweep),
             tune_config=tune.TuneConfig(
                 metric=config.metric,
                 mode="min",
-                num_samples=-1 if config.suggested else 1,
+                num_samples=-1 if queue else 1,
                 max_concurrent_trials=most_at_once(config, capacity),
-                search_alg=queue if config.suggested else None,
+                search_alg=queue,
                 scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
                 trial_name_creator=name_of,
@@ -270,7 +263,7 @@ def fit(
                 name="trials",
                 storage_path=notes.recorded,
                 verbose=0,
-                stop=Ends(record, watch, keys),
+                stop=watch,
                 callbacks=[watch, JsonLoggerCallback(), CSVLoggerCallback()],
                 failure_config=tune.FailureConfig(max_failures=-1),  # the record counts those without progress
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),

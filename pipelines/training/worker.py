@@ -7,6 +7,7 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 from common.credentials import without_credentials
 from common.errors import UserError, given_by_user
+from common.files import write_atomically
 from common.lock import file_lock
 from common.places import Place
 from data_prep.manifest import MissingSplit
@@ -100,6 +102,9 @@ def train_as_worker(
     records = RECORDS if world.rank == 0 else ()
     fence = file_lock(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
+        if world.rank == 0:
+            write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+            place.publish("config.json")
         place.fetch(*records)
         run = open_run(config, world)
         with tracked(config, run, world) as tracker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.checkpoints.run_file import run_from_json
 from pipelines.checkpoints.run_folder import RunFolder
-from pipelines.config.run import TrainConfig, to_json
+from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
-from pipelines.sweeps.trial import with_credentials
 from pipelines.sweeps.trial_loop import TrialLoop, known_metrics
 from pipelines.terminal import cli
 from tests.small_runs import TINY
@@ -49,19 +46,6 @@ def test_it_stands_still_at_a_metric_and_saves_there(config: TrainConfig) -> Non
     assert [step for step, _ in last.pop("metrics")] == [20]
     assert last == {"outcome": "finished", "said": "", "done": True}
     assert RunFolder.of(config).newest_step() == 20
-
-
-def test_a_run_gets_the_credentials_of_the_sweeps_places_back(config: TrainConfig) -> None:
-    store = "s3://me:secret@books/store"
-    uri = "http://me:secret@tracking"
-    given = replace(config, root="s3://me:secret@books/runs", data=replace(config.data, store=store))
-    given = replace(given, tracking=replace(given.tracking, uri=uri))
-    written = run_from_json(to_json(given))
-    assert "secret" not in json.dumps(to_json(written))
-    found = with_credentials(written, given)
-    assert (found.root, found.data.store, found.tracking.uri) == (given.root, store, uri)
-    other = replace(written, data=replace(written.data, store="s3://books/other"))
-    assert with_credentials(other, given).data.store == "s3://books/other"
 
 
 def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, tmp_path: Path) -> None:
