@@ -10,6 +10,7 @@ they save, so a tuned model still knows its tokenizer and its corpus. No path of
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,12 +72,8 @@ def model_type(path: str | Path) -> str:
 
 def check_is_no_adapter(path: str | Path) -> None:
     """Raise UserError for a folder with an adapter of PEFT's and no model."""
-    try:
-        folder = Path(path).expanduser()
-        alone = (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists()
-    except (OSError, RuntimeError):
-        return
-    if alone:
+    folder = os.path.expanduser(path)
+    if os.path.isfile(f"{folder}/adapter_config.json") and not os.path.exists(f"{folder}/config.json"):
         raise UserError(
             f"{folder} holds an adapter and no model: merge it first, with PEFT's merge_and_unload() and save_pretrained(), and "
             "name the folder that they make"

@@ -179,11 +179,10 @@ def worker() -> Callable[[dict[str, Any]], None]:
         config: TrainConfig = arguments["config"]
         run = RunFolder.of(config)
         world = World.current(get_device())
-        run.fetch(f"logs/worker-{world.rank}.log")  # to append to it
         asked = [Stop(run.place).asked, Stop(run.place, RESIZE).asked]
         if world.rank == 0:
             arguments["begun"].write_atomically(b"")
-        with messages_into_log(run.folder, world.rank), contextlib.suppress(Stopped):
+        with messages_into_log(run, world.rank), contextlib.suppress(Stopped):
             train_as_worker(config, world, lambda: any([each() for each in asked]), arguments["on_trained"])
 
     return train

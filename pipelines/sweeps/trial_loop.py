@@ -142,9 +142,7 @@ def outcome_of(error: UserError) -> Outcome:
 
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
     """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
-    run = RunFolder.of(config)
-    run.fetch(f"logs/worker-{world.rank}.log")  # to append to it
-    with messages_into_log(run.folder, world.rank):
+    with messages_into_log(RunFolder.of(config), world.rank):
         try:
             train_as_worker(config, world, asked)
         except Stopped:

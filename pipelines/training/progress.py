@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from common.places import Place
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal.output import bar, discard
 from pipelines.tracking.metrics import METRICS
 from pipelines.tracking.metrics_file import Record, parse_record
@@ -26,10 +26,12 @@ BUCKET_SECONDS = 3.0
 
 
 @contextmanager
-def messages_into_log(run_folder: Path, rank: int) -> Iterator[None]:
+def messages_into_log(run: RunFolder, rank: int) -> Iterator[None]:
     """Send what this process prints to the end of its log in the run's folder, line by line."""
-    path = run_folder / "logs" / f"worker-{rank}.log"
+    name = f"logs/worker-{rank}.log"
+    path = run.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
+    run.fetch(name)  # to append to it
     log = Messages(open(path, "ab", buffering=0), encoding="utf-8", write_through=True)  # noqa: SIM115
     with log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         yield

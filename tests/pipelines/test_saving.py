@@ -425,7 +425,7 @@ def test_messages_that_a_full_disk_does_not_take_end_nothing(tmp_path: Path) -> 
     for name, log in (("full", Path("/dev/full")), ("room", tmp_path / "log")):
         (tmp_path / name / "logs").mkdir(parents=True)
         (tmp_path / name / "logs" / "worker-0.log").symlink_to(log)
-        with messages_into_log(tmp_path / name, 0):
+        with messages_into_log(RunFolder.parse(tmp_path / name), 0):
             for number in range(3):
                 print(f"warning {number}", file=sys.stderr, flush=True)
     assert (tmp_path / "log").read_text() == "warning 0\nwarning 1\nwarning 2\n"
