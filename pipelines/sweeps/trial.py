@@ -1,6 +1,6 @@
 """A sweep's trials as Ray Tune runs them: an actor that takes one trial after another, of which each `step()` is one validation.
 
-    tune.Tuner(tune.with_parameters(TrialActor, given=given), …)    # with configs of {"trial": "003", "optim.lr": 0.003}
+    tune.Tuner(tune.with_parameters(TrialActor, sweep=sweep), …)    # with configs of {"trial": "003", "optim.lr": 0.003}
 
 The actor is rank 0 of its trial, and so the whole of a trial of one worker; further ranks are actors beside it in the placement
 group that Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread, which
@@ -21,7 +21,6 @@ import re
 import socket
 import threading
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from common.errors import UserError
 from pipelines.checkpoints.cloning import clone_checkpoint
 from pipelines.config.run import TrainConfig
 from pipelines.reports.sweep_result import read_trial
-from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
 from pipelines.terminal import cli, plugins
@@ -51,33 +49,23 @@ END_SECONDS = 30.0
 """How long a loop may take to notice that the other ranks have gone."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """Values that the actors of a sweep need beside a trial's. Ray keeps it in its object store: no file of Tune's holds it."""
-
-    config: SweepConfig
-    """With the places and their credentials."""
-    fields: list[str]
-    use_gpu: bool
-
-
 class TrialActor(tune.Trainable):
     """A trial, and those after it."""
 
     @staticmethod
-    def resources(given: Given) -> PlacementGroupFactory:
+    def resources(run: TrainConfig, use_gpu: bool) -> PlacementGroupFactory:
         """Resources of all ranks of a trial."""
-        run = given.config.train
-        bundles = [run.placement.worker(given.use_gpu)] * run.workers[0]
+        bundles = [run.placement.worker(use_gpu)] * run.workers[0]
         return PlacementGroupFactory(bundles, strategy=run.placement.strategy.replace("-", "_").upper())
 
-    def setup(self, config: dict[str, Any], given: Given | None = None) -> None:
-        assert given is not None
+    def setup(self, config: dict[str, Any], sweep: Sweep | None = None, use_gpu: bool = False) -> None:
+        """``sweep`` has the places with their credentials: Ray keeps it in its object store, and no file of Tune's holds it."""
+        assert sweep is not None
         logging.disable(logging.INFO)  # of Ray; what we say is printed
         plugins.load()
-        self._sweep = Sweep(given.config, given.fields)
-        self._metric = given.config.metric
-        self._device = torch.device("cuda:0" if given.use_gpu else "cpu")
+        self._sweep = sweep
+        self._metric = sweep.config.metric
+        self._device = torch.device("cuda:0" if use_gpu else "cpu")
         self._peers: list[Any] = []
         self.reset_config(config)
 

@@ -31,8 +31,9 @@ from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
 from pipelines.sweeps.record import Record
+from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
-from pipelines.sweeps.trial import Given, NotSaved, TrialActor, pointer_of
+from pipelines.sweeps.trial import NotSaved, TrialActor, pointer_of
 from pipelines.training.stopping import Stop
 from tune_spaces.drawing import METRIC, Searcher, seeded
 from tune_spaces.stopping import compares_all, stopper
@@ -237,8 +238,11 @@ def fit(
     notes.delete()
     keys = Keys()
     watch = Watch(record, stop, capacity, keys)
-    given = Given(replace(config, train=tracking.below(config.train)), sweep.fields, capacity.use_gpu)
-    trainable = tune.with_resources(tune.with_parameters(actor, given=given), actor.resources(given))
+    theirs = Sweep(replace(config, train=tracking.below(config.train)), sweep.fields)
+    trainable = tune.with_resources(
+        tune.with_parameters(actor, sweep=theirs, use_gpu=capacity.use_gpu),
+        actor.resources(config.train, capacity.use_gpu),
+    )
     stops = stopper(config.stop)
     queue = None
     if config.suggested:
