@@ -68,12 +68,8 @@ class SweepTracking:
     def again(self) -> None:
         """Send the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
         for trial in self._sweep.trials.values():
-            if not self._has(trial):
+            if trial.over:
                 self._pool.submit(self._tell, trial)
-
-    def _has(self, trial: Trial) -> bool:
-        """Whether nothing of a trial is left to record: all of it is below the sweep's run, or the trial is not over."""
-        return not trial.over or (trial.recorded != "" and trial.recorded == self._recorded())
 
     def _recorded(self) -> str:
         return "none" if self._tracking.backend == "none" else self.run_id
@@ -92,7 +88,7 @@ class SweepTracking:
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
-        if self._silent or self._has(trial):
+        if self._silent or (trial.recorded != "" and trial.recorded == self._recorded()):
             return
         for name in ("metrics.jsonl", "config.json"):  # of a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")
