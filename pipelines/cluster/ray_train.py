@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from common.errors import UserError
 from common.places import Place
 from pipelines.config.run import PlacementConfig
 
@@ -30,7 +29,7 @@ def run_workers(
 ) -> BaseException | None:
     """Run ``worker`` on each worker until all have returned, or one has not; Ray Train's own ``notes`` go to that place.
 
-    Returns what ended it: None, a worker's user error, or any other.
+    Returns what ended it; `cause_of` finds a worker's own error in it.
     """
     before = set[str]()
     try:
@@ -58,7 +57,7 @@ def run_workers(
     except BaseException as error:  # also what Ray raises to end its thread: whoever called decides
         with contextlib.suppress(Exception):  # where Ray itself is gone
             release(reservations() - before)
-        return cause_of(error, UserError) or error
+        return error
     return None
 
 
