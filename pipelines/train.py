@@ -17,6 +17,7 @@ import contextlib
 import shlex
 
 import torch
+import torch.distributed as dist
 
 from common.errors import UserError
 from common.lock import file_lock
@@ -33,7 +34,7 @@ from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
 from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
-from pipelines.training.world import Launched, World, join_torchrun
+from pipelines.training.world import Launched, World, join
 
 MANY_EPOCHS = 20
 """Above so many readings of the train split, the announcement of a run says so: its text is small for its steps."""
@@ -158,7 +159,8 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
             f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"
         )
     device = torch.device(f"cuda:{launched.local_rank}" if use_gpu else "cpu")
-    join_torchrun(device)
+    if launched.size > 1 and not dist.is_initialized():
+        join(device)
     with stop.on_signals():
         train_as_worker(config, World.current(device), stop.asked, register_best)
 

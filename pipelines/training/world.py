@@ -123,9 +123,3 @@ def _whole_number(
         upper = "" if most is None else f" and at most {most}"
         raise UserError(f"{name} is {written!r}, and must be a whole number of at least {least}{upper}: {BY_TORCHRUN}")
     return int(written)
-
-
-def join_torchrun(device: torch.device) -> None:
-    """Join the process group that torchrun's environment describes, if it does. Raises UserError where that is incomplete."""
-    if Launched.by_environment().size > 1 and not dist.is_initialized():
-        join(device)
