@@ -5,7 +5,7 @@
 Each start gives Tune all trials of the sweep. One that is over, or has come further than this start of Tune has heard, first
 reports the metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of
 every start. A decision is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own
-snapshots. They hold no secret: a trial is given its values, and finds its run in the sweep's folder.
+snapshots. They hold no secret: a trial is given its values, and takes the rest of its run from Ray's object store.
 """
 
 from __future__ import annotations
