@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
 import xxhash
+from rich.filesize import decimal
 
 from common.places import Place
 from data_prep.manifest import StoreError
@@ -91,7 +92,7 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> l
         *store_not_seen(nodes, config),
         *not_reached(nodes),
         *(
-            f"{label(node)} has {size(facts.disk)} free for Ray's own files, and {size(NODE_BYTES)} are needed: make room in "
+            f"{label(node)} has {decimal(facts.disk)} free for Ray's own files, and {decimal(NODE_BYTES)} are needed: make room in "
             "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
             for node, facts in zip(nodes, found, strict=True)
             if facts.disk < NODE_BYTES
@@ -208,8 +209,8 @@ def too_small(
         free = nodes[0].begin(free_bytes, root.path)()
         if free < kept * checkpoint:
             complaints.append(
-                f"{root} has {size(free)} free, and {kept} checkpoints of {size(checkpoint)} need "
-                f"{size(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
+                f"{root} has {decimal(free)} free, and {kept} checkpoints of {decimal(checkpoint)} need "
+                f"{decimal(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
     use_gpu = config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))  # Ray's, as training asks
     most = 0
@@ -218,14 +219,14 @@ def too_small(
         most += fits
         if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < worker:
             complaints.append(
-                f"{label(node)} has GPUs of {size(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
-                f"{size(worker)}, activations not counted: take a larger GPU or a smaller model"
+                f"{label(node)} has GPUs of {decimal(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
+                f"{decimal(worker)}, activations not counted: take a larger GPU or a smaller model"
             )
         together = 1 if use_gpu else min(fits, config.workers[-1])
         if fits and facts.memory < together * worker:
             complaints.append(
-                f"{label(node)} has {size(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
-                f"{size(worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
+                f"{label(node)} has {decimal(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
+                f"{decimal(worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
                 "that fewer stand on a machine, or take a smaller model"
             )
     if room and most < config.workers[0]:
@@ -324,7 +325,3 @@ def connect(address: str, port: int) -> None:
 
 def label(node: Node) -> str:
     return f"{node.name} ({node.address})"
-
-
-def size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
