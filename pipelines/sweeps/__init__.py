@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipelines.sweeps.running import Done
 
-TALKERS = ("ray.tune.schedulers", "ray.tune.search", "optuna", "hpbandster")
-"""Loggers that are silent while a sweep runs: tune_spaces sees to that. Afterwards they are as they were."""
+TALKERS = ("ray.tune", "ray.tune.search", "optuna", "hpbandster")
+"""Loggers that are silent while a sweep runs. Afterwards they are as they were."""
 
 
 def run_sweep(words: Sequence[str]) -> Done:

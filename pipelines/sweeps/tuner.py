@@ -248,6 +248,7 @@ def fit(
     if config.suggested:
         searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn())
         queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a sweep prints its own reports
     with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
         tuner = tune.Tuner(
             trainable,
@@ -293,16 +294,12 @@ def most_at_once(config: SweepConfig, capacity: TrialCapacity) -> int | None:
 
 @contextlib.contextmanager
 def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
-    """Silences Tune, since a sweep prints its own reports. Afterwards Tune is as it was: a notebook may have its own Tuner."""
-    logger = logging.getLogger("ray.tune")
-    level = logger.level
+    """Sets variables while the block runs. Afterwards they are as they were: a notebook may have its own Tuner."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(level)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

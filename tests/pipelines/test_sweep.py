@@ -498,7 +498,7 @@ def test_vocabularies_are_compared_by_bytes_also_beside_another_space() -> None:
 
 
 def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Path) -> None:
-    logger = logging.getLogger("ray.tune.schedulers")
+    logger = logging.getLogger("ray.tune")
     before = logger.level
     try:
         logger.setLevel(logging.INFO)
