@@ -33,6 +33,8 @@ SHOWN = 12
 """The most pairs of rows that a sentence names; the JSON has all."""
 LARGEST_RADIUS = 20.0
 """Radius of a panel's largest circle, in points."""
+MARKERS = "os^D"
+"""Shapes of the points; the next is taken when the colours are used up."""
 
 
 class Ordering(NamedTuple):
@@ -52,7 +54,7 @@ class Point(NamedTuple):
     bar: tuple[float, float]
     """How far the error bar goes below and above."""
     size: float | None
-    """Value that the circle's radius is proportional to; None: no circle."""
+    """Value that the circle's size is proportional to; None: no circle."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ class Results:
         columns, whose = self.panels()
         high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
         size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if self.table.x else (2.6 * len(columns) + 2, high)
+        if self.crowded:
+            size = (size[0] + 3, 1.6 * size[1])
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not self.table.x)
         for number, column in enumerate(columns):
@@ -276,6 +280,11 @@ class Results:
                 axes.set_title(f"{column.name}: {of}" + (f", {self.scale}" if of == "ours" else ""), fontsize=10)
         figure.suptitle(fill(self.table.about, 60), fontsize=11)
         return save_figure(figure, path)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the legend names so many series that it would cover them."""
+        return bool(self.table.x) and len({row.series for row in self.table.rows}) > 2 * len(COLOURS)
 
     def points(self, column: Column, of_paper: bool) -> dict[str, list[Point]]:
         """The rows that have a value, by series, ordered by x. Rows without an x have their number instead."""
@@ -312,12 +321,13 @@ class Results:
         names = list(dict.fromkeys(row.series for row in rows))
         for name, points in series.items():
             places, values, bars, sizes = (list(found) for found in zip(*points, strict=True))
-            line = "-o" if self.table.x and len(points) > 1 else "o"
-            colour = COLOURS[names.index(name) % len(COLOURS)] if name in names else COLOURS[0]
+            number = names.index(name) if name in names else 0
+            colour = COLOURS[number % len(COLOURS)]
+            marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
             shown = list(zip(*bars, strict=True)) if any(map(any, bars)) else None
-            dot = 2 if largest else 4  # no wider than a small circle
+            dot = 2 if largest and not self.crowded else 4  # no wider than a small circle
             look: dict[str, Any] = {
-                "fmt": line,
+                "fmt": f"-{marker}" if self.table.x and len(points) > 1 else marker,
                 "color": colour,
                 "capsize": 3,
                 "markersize": dot,
@@ -328,8 +338,10 @@ class Results:
             else:
                 axes.errorbar(values, places, xerr=shown, **look)
             if largest:
-                diameters = [2 * LARGEST_RADIUS * (size or 0.0) / largest for size in sizes]
-                areas = [diameter**2 for diameter in diameters]  # as matplotlib has them: of the square around
+                shares = [(size or 0.0) / largest for size in sizes]
+                power = 2 if self.table.sized == "radius" else 1
+                # Matplotlib's areas are those of the squares around.
+                areas = [(2 * LARGEST_RADIUS) ** 2 * share**power for share in shares]
                 axes.scatter(places, values, areas, color=colour, alpha=0.35)
         if not series:
             axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")
@@ -349,6 +361,7 @@ class Results:
             if largest:
                 axes.margins(0.12)  # room for circles
             if any(series):
-                title = f"radius: {self.table.size}, the largest {short(largest)}" if largest else None
-                axes.legend(fontsize=7, title=title, title_fontsize=7)
+                title = f"{self.table.sized}: {self.table.size}, the largest {short(largest)}" if largest else None
+                aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if self.crowded else {}
+                axes.legend(fontsize=7, title=title, title_fontsize=7, **aside)
         axes.grid(alpha=0.25)

@@ -152,7 +152,9 @@ class Table:
     x: str = ""
     """A column, or what `Row.x` counts; empty: rows stand side by side in the picture."""
     size: str = ""
-    """A column that the radius of the picture's circles is proportional to; empty: all points are alike."""
+    """A column that the size of the picture's circles is proportional to; empty: all points are alike."""
+    sized: Literal["radius", "area"] = "radius"
+    """What of a circle is its size."""
     cumulative: bool = False
     """Whether cross-entropy over position is drawn too."""
     tokens: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Today's recurrent models beside those of the three papers, at equal sizes, data and tokens: one table over all of them.
 
     python -m pipelines.paper today table-1 --source pg19=FOLDER
-    python -m pipelines.paper today figure-1                # recall over state tracking, the size of State as that of the circle
+    python -m pipelines.paper today figure-1                # recall over state tracking, State as the circle's area
 
 At scale tiny all models have 576,000 parameters on text (within 0.3 %, embeddings included) and 50,000 on the tasks (within 4 %,
 without them); models that read blocks of other lengths pad the ends of documents a little more or less. At scale paper those that
@@ -242,6 +242,7 @@ TABLES = {
         tuple(map(drawn, ROWS)),
         x=S3,
         size=STATE.name,
+        sized="area",
         note={scale: f"{NOTE['tiny']} The figure is the same at either scale." for scale in NOTE},
     ),
 }

@@ -218,6 +218,27 @@ def test_a_circles_radius_is_proportional_to_the_parameters() -> None:
     assert rows[0][1:3] == ["218,000,000", "600,000"]
 
 
+def test_many_models_in_a_figure_can_be_told_apart() -> None:
+    """Today's Figure 1 has more rows than there are colours; its circles' areas are the sizes of State."""
+    table = PAPERS["today"]["figure-1"]
+    sizes = {row.label: 1000.0 * (number + 1) for number, row in enumerate(table.rows)}
+    cells = {(label, table.size): (size,) for label, size in sizes.items()}
+    cells |= {(label, table.x): (5.0 * number,) for number, label in enumerate(sizes)}
+    (column,) = [column for column in table.columns if column.name not in (table.x, table.size)]
+    cells |= {(label, column.name): (50.0,) for label in sizes}
+    axes = Figure().subplots()
+    Results("today figure-1", table, "tiny", (0,), cells).draw(axes, column, False)
+    looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() not in ("", "None", "_")}
+    assert len(looks) == len(sizes) > 20
+    circles = [found for found in axes.collections if isinstance(found, PathCollection)]
+    areas = sorted(float(area) for found in circles for area in found.get_sizes())
+    assert [area / areas[-1] for area in areas] == pytest.approx(
+        [size / max(sizes.values()) for size in sizes.values()]
+    )
+    legend = axes.get_legend()
+    assert legend and legend.get_bbox_to_anchor().x0 > axes.bbox.x1
+
+
 TINY: dict[str, Any] = {
     "model.layers": 2, "model.d_model": 16, "model.heads": 2, "model.head_dim": 8, "model.mlp_dim": 32, "model.window": 8,
     "data.lanes": 4, "data.segment_length": 32, "steps": 4, "num_workers": 0, "use_gpu": "no", "validate_every": 0,
