@@ -78,7 +78,7 @@ class Training:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("reliability", "benchmarks.checkpoint_cost", argv, config.record)
     print(machine.describe())
     with tempfile.TemporaryDirectory() as folder:

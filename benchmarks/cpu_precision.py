@@ -229,7 +229,7 @@ def losses(config: BenchConfig) -> list[results.Cell]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.cpu_precision", argv, config.record)
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():

@@ -74,7 +74,7 @@ def measure(config: BenchConfig, megabytes: float) -> int:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     found = [(megabytes, measure(config, megabytes)) for megabytes in config.megabytes]
     print(machine.describe())
     least = found[0][1]

@@ -136,7 +136,7 @@ def measure(name: str, rounds: int) -> tuple[results.Cell, ...]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("evaluation", "benchmarks.evaluation_speed", argv, config.record)
     torch.set_num_threads(1)  # the time of two would be counted twice
     print(machine.describe())

@@ -41,7 +41,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     data = checkpoint.meta["config"]["data"]
     store = SegmentStore.open(data["store"], data["corpus"], config.split)

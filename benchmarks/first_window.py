@@ -40,7 +40,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     decoder, data = config_of(checkpoint), checkpoint.meta["config"]["data"]
     if not isinstance(decoder, GPT2Config) or isinstance(decoder, GPT2RecConfig):

@@ -57,7 +57,7 @@ def gaps(run: Path, base: Path, key: str = CARRIED) -> dict[int, float]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(GapConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(GapConfig, argv, __doc__)
     if len(config.runs) < 2:
         raise UserError("name two runs or more: the first is what the others are compared with")
     base, *others = config.runs

@@ -31,7 +31,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     texts = {folder: sorted(path for path in folder.rglob("*") if path.is_file()) for folder in config.folders}
     for folder, paths in texts.items():
         if not paths:

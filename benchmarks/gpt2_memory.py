@@ -124,7 +124,7 @@ def plot(rows: list[Weighed], inside: int, config: BenchConfig, path: Path) -> N
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     torch.set_num_threads(1)
     inside = kept_bytes(contender(config, 1, "nothing").loss)
     print(

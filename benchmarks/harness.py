@@ -163,7 +163,7 @@ def verdict(name: str, theirs: float, ours: float) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     data = checkpoint.meta["config"]["data"]
     store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)

@@ -84,7 +84,7 @@ class IgnoredStatesConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(IgnoredStatesConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(IgnoredStatesConfig, argv, __doc__)
     found = list(curves(config.folders, config.at_least))
     if not found:
         raise UserError(

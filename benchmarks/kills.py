@@ -43,7 +43,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     random.seed(config.seed)
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -77,7 +77,7 @@ def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     context = multiprocessing.get_context("spawn")
     for spec in config.tokenizers:
         results = {}

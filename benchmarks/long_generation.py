@@ -179,7 +179,7 @@ def read_prompt(trained: Trained, count: int) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any = PRESETS[config.preset].model if config.preset else MODEL

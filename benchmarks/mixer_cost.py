@@ -220,7 +220,7 @@ def pairs(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("today", "benchmarks.mixer_cost", argv, config.record)
     torch.set_num_threads(config.threads)
     console = Console(width=max(Console().width, 120), markup=False)

@@ -74,7 +74,7 @@ print((time.perf_counter() - began) / (config.steps - 20))
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.pipeline_cost", argv, config.record)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [config.preset, "--data.store", str(Path(config.store).absolute()), "--steps", str(config.steps)]

@@ -80,7 +80,7 @@ def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(PlantedConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(PlantedConfig, argv, __doc__)
     files, distances = corpus(config)
     folder, store = write_files(config.root / "corpus", files), config.root / "store"
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")

@@ -195,7 +195,7 @@ def table(results: dict[str, dict[int, Recall]]) -> tuple[list[str], list[list[s
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(RecallConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(RecallConfig, argv, __doc__)
     recorder = Recorder("recall", "benchmarks.recall", argv, config.record)
     torch.set_num_threads(config.threads)
     store, folder = config.root / "store", write_files(config.root / "corpus", corpus(config))

@@ -317,7 +317,7 @@ def commit() -> str:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     folder = Path(config.folder)
     studies = sorted(folder.glob(f"*/{JSON}"))
     if not studies:

@@ -76,7 +76,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     print(machine.describe())
     for part in config.parts:
         PARTS[part](config)

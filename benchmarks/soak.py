@@ -76,7 +76,7 @@ class Meter:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     random.seed(config.seed)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -110,7 +110,7 @@ def models(config: BenchConfig) -> dict[str, ModelConfig]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("staircase", "benchmarks.staircase_cost", argv, config.record)
     chosen = models(config)
     made = {label: Contender(model, config.segment) for label, model in chosen.items()}

@@ -187,7 +187,7 @@ def coarse(result: Result, most: int = 16) -> tuple[list[float], list[float]]:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     config.root.mkdir(parents=True, exist_ok=True)
     runs = [(task, model, seed) for seed in config.seeds for task in config.tasks for model in config.models]
     print(

@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         size, model, recompute, length = argv[1:]
         weigh(size, model, recompute, int(length))  # pyrefly: ignore
         return
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.step_memory", argv, config.record)
     weighed = list(product(config.models, ("nothing", "layer", "block")))
     if version := peer_version():

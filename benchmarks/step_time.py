@@ -45,7 +45,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.step_time", argv, config.record)
     print(machine.describe())
     for name in config.sizes:

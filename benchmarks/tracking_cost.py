@@ -89,7 +89,7 @@ def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> t
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("tracking", "benchmarks.tracking_cost", argv, config.record)
     torch.set_num_threads(1)
     print(describe())

@@ -112,7 +112,7 @@ def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) 
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     print(describe())
     with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as server:
         root = Path(folder)

@@ -44,7 +44,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     with tempfile.TemporaryDirectory() as folder:
         store = make_store(Path(folder))
         for workers in ("fresh", "reuse"):

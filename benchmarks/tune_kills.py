@@ -68,7 +68,7 @@ class BenchConfig:
 
 
 def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     rng = random.Random(config.seed)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "runs"

@@ -89,7 +89,7 @@ class Sleeps(TrialActor):
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     at_once = config.cpus or (64 if config.kind == "sleep" else 2)
     os.environ[SECONDS] = str(config.seconds)
     with tempfile.TemporaryDirectory() as folder:

@@ -82,7 +82,7 @@ def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float
 
 
 def main(argv: list[str]) -> None:
-    config = cli.parse(BenchConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     place, corpus = place_of(checkpoint, config.store)
     store = SegmentStore.open(place, corpus, config.split)

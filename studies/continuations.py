@@ -131,7 +131,7 @@ def passages_of(
 
 def main(argv: list[str]) -> None:
     """Continue passages and write the page. Raises UserError for bad input."""
-    config = cli.parse(ContinuationsConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(ContinuationsConfig, argv, __doc__)
     checkpoint = find_model(config.run, config.checkpoint == "best")
     run = run_of(config.run)
     name = checkpoint.meta["config"]["run"]

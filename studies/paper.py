@@ -221,7 +221,7 @@ def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Make a table of a paper, training what is missing. Raises UserError for bad input."""
-    config = cli.parse(PaperConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(PaperConfig, argv, __doc__)
     plan = config.plan()
     at_once = config.at_once if config.scale == "tiny" else 1
     check_weights(plan, config.dry_run)

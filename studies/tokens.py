@@ -244,7 +244,7 @@ def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenCom
 
 def main(argv: list[str]) -> None:
     """Compare models token by token and write the page. Raises UserError for bad input."""
-    config = cli.parse(TokensConfig, argv, description=(__doc__ or "").split("\n\n")[0])
+    config = cli.parse(TokensConfig, argv, __doc__)
     targets = load_targets(config)
     passes = passes_of(config, targets)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
