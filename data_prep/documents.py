@@ -227,6 +227,14 @@ def as_utf8(data: bytes) -> bytes:
     return data[size:] if size else data
 
 
+def decode(data: bytes, codec: str) -> str | None:
+    """The text of some bytes; None where they are not of this encoding."""
+    try:
+        return data.decode(codec)
+    except UnicodeDecodeError:
+        return None
+
+
 def refuse_packed(head: bytes, where: str) -> None:
     """Raises CorpusError where a file that begins with these bytes is packed, and not the text that it should be."""
     packing = packing_of(head[:HEAD])

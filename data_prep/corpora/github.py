@@ -28,8 +28,7 @@ from data_prep.corpora.streams import (
     is_link,
     printable,
 )
-from data_prep.corpora.tex_encoding import decode
-from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, folder_of, split_of
+from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, decode, folder_of, split_of
 
 ENDINGS = (
     ".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".clj", ".dart", ".el", ".erl", ".ex", ".exs",

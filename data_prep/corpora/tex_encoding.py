@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from data_prep.documents import as_utf8
+from data_prep.documents import as_utf8, decode
 from data_prep.packing import packing_of
 
 _DECLARED = re.compile(
@@ -59,14 +59,6 @@ def decoded(files: Mapping[str, bytes]) -> dict[str, str]:
                 text = decode(files[name], codec) if text is None else text
             texts[name] = text
     return {name: files[name].decode("latin-1") if text is None else text for name, text in texts.items()}
-
-
-def decode(data: bytes, codec: str) -> str | None:
-    """The text of some bytes; None where they are not of this encoding."""
-    try:
-        return data.decode(codec)
-    except UnicodeDecodeError:
-        return None
 
 
 def _declared(data: bytes) -> str:
