@@ -2,7 +2,7 @@
 
     python -m benchmarks.planted --root runs/planted
 
-Lines are a window of both models long (benchmarks/named_lines.py). A training document says a name, and asks for it at random in
+Lines are a window of both models long (data_prep/corpora/names.py). A training document says a name, and asks for it at random in
 the twelve lines after; one in forty does so for sixteen names, with filler between some. A test document says one every 312 lines
 and asks for it once, 6 to 12 windows on, where `recall-slide`, which sees three windows, cannot know it. Each of its names is said
 once, and in no training document.
@@ -15,11 +15,15 @@ from __future__ import annotations
 
 import csv
 import random
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.named_lines import LINE, NAMES, QUESTION, STATEMENT, call, line, write_files
 from common.errors import UserError
+from common.files import write_atomically
+from data_prep.corpora.names import LINE, NAMES, QUESTION, STATEMENT, filler
 from pipelines.terminal import cli
 
 TAUGHT = 12
@@ -64,19 +68,39 @@ def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
             lines, several = list[str](), document % 40 == 0
             for name in rng.choices(known, k=16 if several else 1):
                 lines.append(STATEMENT.format(name))
-                lines += [QUESTION.format(name) if rng.random() < 0.25 else line(rng) for _ in range(TAUGHT)]
+                lines += [QUESTION.format(name) if rng.random() < 0.25 else filler(rng) for _ in range(TAUGHT)]
                 if several:
-                    lines += [line(rng) for _ in range(rng.choice((0, 0, 0, 24)))]
+                    lines += [filler(rng) for _ in range(rng.choice((0, 0, 0, 24)))]
             files[f"{split}/{document:05d}.txt"] = "".join(lines)
     for document in range(config.test_documents):
         text = ""
         for name in planted[document * config.names : (document + 1) * config.names]:
             asked = rng.randint(TAUGHT // 2, TAUGHT)
-            filler = [QUESTION.format(name) if i == asked else line(rng) for i in range(1, config.every)]
-            text += STATEMENT.format(name) + "".join(filler)
+            rest = [QUESTION.format(name) if i == asked else filler(rng) for i in range(1, config.every)]
+            text += STATEMENT.format(name) + "".join(rest)
             distances[name] = asked * LINE
         files[f"test/{document:05d}.txt"] = text
     return files, distances
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write the files that are not there yet. Raises UserError when others are there."""
+    for file in folder.rglob("*.txt"):
+        if files.get(file.relative_to(folder).as_posix()) != file.read_text("utf-8"):
+            raise UserError(f"{folder} holds a corpus made with other options ({file.name}): give another --root")
+    for path, text in files.items():
+        file = folder / path
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, text.encode())
+    return folder
+
+
+def call(module: str, *words: str) -> None:
+    """Run one of our entry scripts as a user does. Raises UserError where it fails; it has said why."""
+    done = subprocess.run([sys.executable, "-m", module, *words], check=False)
+    if done.returncode:
+        raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")
 
 
 def main(argv: list[str]) -> None:
@@ -84,7 +108,16 @@ def main(argv: list[str]) -> None:
     files, distances = corpus(config)
     folder, store = write_files(config.root / "corpus", files), config.root / "store"
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
-    places = ("--root", str(config.root), "--data.store", str(store), "--seed", str(config.seed))
+    places = (
+        "--root",
+        str(config.root),
+        "--data.store",
+        str(store),
+        "--data.corpus",
+        "text",
+        "--seed",
+        str(config.seed),
+    )
     models = ("recall-slide", "recall-rec")
     for name in models:
         call("pipelines.train", name, *places, "--steps", str(config.steps), "--use-gpu", "no", "--num-workers", "0")

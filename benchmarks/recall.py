@@ -2,146 +2,66 @@
 
     python -m benchmarks.recall --root runs/recall
 
-A line is 16 bytes, which is a window of both models, so that a line's distance from the first is a number of windows:
+The corpus is `names` (data_prep/corpora/names.py): a line is 16 bytes, which is a window of the models, so that a line's distance
+from the first is a number of windows. studies/asking.py says how names are asked for: State is all that crosses from line to line.
 
-    my name is kato        line 0
-    fig oak zip rye        filler: four words of a list
-    your name: kato        a question and its answer
-    ...
-
-Training documents have 13 lines and ask at random: each line after the first is a question with a probability of 1/4, so that
-short distances teach what long ones need. A test document asks once, in its last line, after so many windows; its name (consonant,
-vowel, consonant, vowel) occurs in no training document. Names are read off under teacher forcing: right when all four letters have
-the highest logit. Each line is a segment of its own, so State is all that crosses from line to line.
-
-Makes the corpus, prepares it, trains recall-rec and recall-slide (pipelines/presets/demo.py), whose parameters are nearly equal,
-prints a table of accuracy over distance and writes recall.png. A rerun skips finished work. Today's models have presets of the same
-size: `--presets recall-delta recall-mamba2 recall-mlstm recall-retention recall-xl recall-rmt recall-armt`.
+Prepares the corpus, trains recall-rec and recall-slide (studies/names.py), whose parameters are nearly equal, prints a table of
+accuracy over distance and writes recall.png. A rerun skips finished work. Every model of the papers, and today's, has a preset of
+the same size: `--presets recall-delta recall-mamba2 recall-armt`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.named_lines import ANSWER, CONSONANTS, LINE, NAMES, QUESTION, STATEMENT, VOWELS, call, line, write_files
 from benchmarks.results import Recorder
 from common.errors import UserError, nearest
+from data_prep.corpora.names import CONSONANTS, NAMES, TRAIN_LINES, VOWELS, Names
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.presets import PRESETS
 from pipelines.terminal import cli
-from pipelines.training.scoring import has_states
-from recur_models import RECURRENT, RecurrentModel, State, clear
+from pipelines.terminal.tables import plain_table
+from recur_models import SlideConfig
+from studies.asking import Recall, ask
+from studies.names import NAMES_PRESETS
+from studies.papers.tables import Data, Run
+from studies.papers.trainings import StudyFolder, make
 
-TRAIN_LINES = 13
 CHANCE_LETTER = (1 / len(CONSONANTS) + 1 / len(VOWELS)) / 2
 """Share of letters right for a model that knows how names are made and nothing else."""
 
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The corpus, and where everything is written."""
+    """The trainings, and where everything is written."""
 
     root: Path = Path("runs/recall")
-    """Folder of corpus, store, runs and figure."""
+    """Folder of store, runs and figure."""
     presets: tuple[str, ...] = ("recall-rec", "recall-slide")
     """What is trained."""
     seed: int = 0
-    """Seed of the corpus and the models."""
-    train_documents: int = 4000
-    """Documents to train on."""
-    test_documents: int = 100
-    """Test documents at each distance."""
-    distances: tuple[int, ...] = (*range(1, 13), 16, 24)
-    """Windows from the name to the question in test documents. Training knows them up to 12."""
-    threads: int = 1
-    """Threads of torch."""
+    """Seed of the models; the corpus has its own."""
+    distances: tuple[int, ...] = Names.distances
+    """Windows from the name to the question, of those that test documents have. Training knows them up to 12."""
+    at_once: int = 2
+    """Trainings side by side."""
     record: bool = False
     """Record the table in results/recall/."""
 
     def __post_init__(self) -> None:
-        if min(self.train_documents, self.test_documents, *self.distances) < 1 or not self.distances:
-            raise UserError(
-                "train_documents, test_documents and all distances must be at least 1: a question follows its name"
-            )
-        if unknown := set(self.presets) - PRESETS.keys():
-            raise UserError(f"presets names {min(unknown)!r}: {nearest(min(unknown), PRESETS)}")
-
-
-def document(rng: random.Random, name: str, questions: Sequence[int], lines: int) -> str:
-    """``lines`` lines: the name, then filler, with questions in the given lines."""
-    body = [QUESTION.format(name) if i in questions else line(rng) for i in range(1, lines)]
-    return STATEMENT.format(name) + "".join(body)
-
-
-def corpus(config: RecallConfig) -> dict[str, str]:
-    """Path below the corpus folder → text: train/00000.txt, test/10/000.txt for a question in line 10. A function of the config."""
-    rng = random.Random(config.seed)
-    names = rng.sample(NAMES, len(NAMES))
-    held_out, known = names[:1000], names[1000:]
-    files = {}
-    for split, count in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
-        for number in range(count):
-            questions = [i for i in range(1, TRAIN_LINES) if rng.random() < 0.25]
-            files[f"{split}/{number:05d}.txt"] = document(rng, rng.choice(known), questions, TRAIN_LINES)
-    for distance in config.distances:
-        for number in range(config.test_documents):
-            name = rng.choice(held_out)
-            files[f"test/{distance}/{number:03d}.txt"] = document(rng, name, [distance], distance + 1)
-    return files
-
-
-@dataclass(frozen=True)
-class Recall:
-    """How one model did at one distance: shares of all documents, 0 … 1."""
-
-    names: float
-    """All four letters right."""
-    letters: float
-    names_cleared: float | None = None
-    """The same with the recurrent states cleared just before the question; None where the model has none."""
-    letters_cleared: float | None = None
-
-
-@torch.no_grad()
-def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
-    """The letters that the model would write in the last line, [B, 4]: read line by line, the State carried between them."""
-    initial = model.initial_state(len(inputs_BT))
-    *lines, last = inputs_BT.split(LINE, dim=1)
-    state: State | None = None
-    for part in lines:
-        _, state = model(part, state)
-    if clear_states:
-        assert state is not None
-        state = clear(state, initial, RECURRENT)
-    logits_BTV, _ = model(last, state)
-    return logits_BTV[:, ANSWER].argmax(-1)
-
-
-def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
-    """Ask the test documents of this distance."""
-    chosen = [i for i, d in enumerate(store.manifest.documents) if d.id.startswith(f"test/{distance}/")]
-    length = (distance + 1) * LINE
-    tokens_BT = torch.from_numpy(np.stack([store.tokens(i, 0, length) for i in chosen]).astype(np.int64))
-    inputs_BT = torch.cat([torch.full((len(chosen), 1), store.bod_id), tokens_BT[:, :-1]], 1)
-    wanted = tokens_BT[:, -LINE:][:, ANSWER]
-
-    def shares(clear_states: bool) -> tuple[float, float]:
-        right = answer(model, inputs_BT, clear_states) == wanted
-        return right.all(1).float().mean().item(), right.float().mean().item()
-
-    return Recall(*shares(False), *(shares(True) if has_states(model) else ()))
+        unknown = set(self.presets) - NAMES_PRESETS.keys()
+        if unknown:
+            raise UserError(f"presets names {min(unknown)!r}: {nearest(min(unknown), NAMES_PRESETS)}")
+        absent = set(self.distances) - set(Names.distances)
+        if absent or not self.distances:
+            raise UserError(f"distances are {self.distances}: give some of {', '.join(map(str, Names.distances))}")
+        if self.at_once < 1:
+            raise UserError(f"--at-once is {self.at_once}: give 1 or more")
 
 
 def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
@@ -197,32 +117,28 @@ def table(results: dict[str, dict[int, Recall]]) -> tuple[list[str], list[list[s
 def main(argv: list[str]) -> None:
     config = cli.parse(RecallConfig, argv, __doc__)
     recorder = Recorder("recall", "benchmarks.recall", argv, config.record)
-    torch.set_num_threads(config.threads)
-    store, folder = config.root / "store", write_files(config.root / "corpus", corpus(config))
-    call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
-    test = SegmentStore.open(str(store), "text", "test")
+    place = StudyFolder(config.root.absolute(), set={"use_gpu": "no"})
+    trainings = {name: place.training(Run(name, Data(Names.name, "bytes")), config.seed) for name in config.presets}
+    make(list(trainings.values()), config.at_once)
+    data = next(iter(trainings.values())).config.data
+    train, test = (SegmentStore.open(data.store, Names.name, split) for split in ("train", "test"))
     results = {}
-    for name in config.presets:
-        places = ("--root", str(config.root), "--data.store", str(store), "--seed", str(config.seed))
-        call("pipelines.train", name, *places, "--use-gpu", "no", "--num-workers", "0")
-        model = model_of(find_checkpoint(config.root / name))
+    for name, training in trainings.items():
+        model = model_of(find_checkpoint(training.folder))
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
         results[name] = {distance: ask(model, test, distance) for distance in config.distances}
-    models: list[Any] = [PRESETS[name].model for name in config.presets]
-    reach = max((model.layers for model in models if model.name == "slide"), default=0)
-    plot(results, reach, config.root / "recall.png")
+    models = [training.config.model for training in trainings.values()]
+    reach = max((model.layers for model in models if isinstance(model, SlideConfig)), default=0)
+    figure = config.root / "recall.png"
+    plot(results, reach, figure)
     columns, rows = table(results)
-    shown = Table(box=None, pad_edge=False, title="names (letters) right, %")
-    for column in columns:
-        shown.add_column(column, justify="right")
-    for row in rows:
-        shown.add_row(*row)
+    shown = plain_table(columns, rows)
+    shown.title = "names (letters) right, %"
     Console(width=max(Console().width, 120), markup=False).print(shown)
-    fingerprint = SegmentStore.open(str(store), "text", "train").manifest.fingerprint
-    recorder.table("A name asked for many windows later", columns, rows, fingerprint=fingerprint)
+    recorder.table("A name asked for many windows later", columns, rows, fingerprint=train.manifest.fingerprint)
     print(
-        f"test split {test.manifest.fingerprint}, {config.test_documents} documents at each distance; by chance 1 name in "
-        f"{len(NAMES):,} and {CHANCE_LETTER:.0%} of letters\n  figure  {cli.shown(config.root / 'recall.png')}"
+        f"test split {test.manifest.fingerprint}, {Names.test} documents at each distance; by chance 1 name in {len(NAMES):,} "
+        f"and {CHANCE_LETTER:.0%} of letters\n  figure  {cli.shown(figure)}"
     )
 
 

@@ -26,7 +26,6 @@ Mixers have one layer for products and two elsewhere, and for recall the gates a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,10 +41,9 @@ from common.errors import UserError, nearest
 from common.files import write_atomically
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table
-from pipelines.training.jobs import run_jobs
 from studies.papers.tables import Run
 from studies.papers.today import TASK_DATA
-from studies.papers.trainings import StudyFolder, Training
+from studies.papers.trainings import StudyFolder, Training, make
 from studies.state_tracking import MODELS, TASKS
 
 
@@ -99,23 +97,6 @@ class Result:
 def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
     place = StudyFolder(config.root.absolute(), set={"use_gpu": "no"})
     return place.training(Run(f"tiny-{task}-{model}", TASK_DATA[task]), seed)
-
-
-def make(config: BenchConfig, trainings: Sequence[Training]) -> None:
-    """Prepare, train and score what is not there. Raises UserError where a command fails."""
-    data = {each.data: each.place for each in trainings}
-    missing = [place.preparing(of) for of, place in data.items() if not place.is_prepared(of)]
-    record = trainings[0].place.record
-    for jobs, at_once in (
-        (lambda: missing, 1),
-        (lambda: [each.job() for each in trainings if not each.is_done()], config.at_once),
-        (
-            lambda: [each.evaluating({}, "test") for each in trainings if not each.evaluation({}, "test")],
-            config.at_once,
-        ),
-    ):
-        for failed in run_jobs(jobs(), at_once, record):
-            raise UserError(f"{failed.name} failed: see {failed.log}")
 
 
 def read(task: str, model: str, seed: int, training: Training) -> Result | None:
@@ -196,7 +177,7 @@ def main(argv: list[str]) -> None:
     )
     trainings = {run: training(config, *run) for run in runs}
     if config.train:
-        make(config, list(trainings.values()))
+        make(list(trainings.values()), config.at_once, scored="test")
     results = [result for run, each in trainings.items() if (result := read(*run, each))]
     if not results:
         raise UserError(f"there is no training below {config.root}: leave out --no-train")

@@ -13,6 +13,7 @@ from data_prep.corpora.github import GitHub
 from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.mqar import Mqar
+from data_prep.corpora.names import Names
 from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.permutation import Permutation
 from data_prep.corpora.pg19 import Pg19
@@ -32,6 +33,7 @@ CORPORA: dict[str, type[Any]] = {
     JsonLines.name: JsonLines,
     Parquet.name: Parquet,
     Hub.name: Hub,
+    Names.name: Names,
     RandomWalk.name: RandomWalk,
     Algorithm.name: Algorithm,
     Mqar.name: Mqar,

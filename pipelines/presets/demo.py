@@ -79,35 +79,6 @@ DEMO = replace(
     checkpoint=CheckpointConfig(every=200),
 )
 
-# benchmarks/recall.py: a name is asked for ten windows later. slide's receptive field, layers × window, is three windows.
-RECALL_SIZE = {"d_model": 64, "heads": 2, "head_dim": 32, "window": 16, "dropout": 0.0}
-RECALL = TrainConfig(
-    model=RecConfig(layers=2, recurrent_layers=(2,), states=8, gate="lstm", mlp_dim=256, **RECALL_SIZE),
-    data=DataConfig(corpus="text", store="runs/recall/store", lanes=16, segment_length=256),
-    optim=OptimConfig(name="adamw", lr=4e-3),
-    schedule=ScheduleConfig(name="cosine", warmup_steps=100),
-    root="runs/recall",
-    steps=1000,
-    num_workers=0,
-    validate_every=250,
-    validate_tokens=20_000,
-)
-RECALL_MIXER: dict[str, Any] = {"d_model": 64, "window": 16, "chunk": 16, "heads": 2, "key_dim": 24, "value_dim": 48}
-RECALL_MODELS = {
-    "rec": RECALL.model,
-    "slide": SlideConfig(layers=3, mlp_dim=264, **RECALL_SIZE),
-    "xl": XLConfig(layers=3, mlp_dim=264, **RECALL_SIZE),
-    "delta": MixersConfig(layers=("delta",) * 2, mlp_dim=258, **RECALL_MIXER),
-    "mamba2": MixersConfig(
-        layers=("mamba2",) * 2, mlp_dim=246, **RECALL_MIXER | {"heads": 4, "key_dim": 18, "value_dim": 32}
-    ),
-    "mlstm": MixersConfig(layers=("mlstm",) * 2, mlp_dim=262, **RECALL_MIXER),
-    "retention": MixersConfig(layers=("retention",) * 2, rotary=True, mlp_dim=264, **RECALL_MIXER),
-    "rmt": RMTConfig(layers=3, memory_tokens=8, mlp_dim=262, **RECALL_SIZE),
-    "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, unit_keys=True, mlp_dim=224, **RECALL_SIZE),
-}
-"""Models that are asked for a name, of about 167,000 parameters; mixers have States of one size."""
-
 MIXER_SIZE: dict[str, Any] = {"d_model": 256, "window": 128}
 # Today's mixers at the same size: states of equal size, and a gated MLP that makes up the parameters.
 MIXERS = {
@@ -134,7 +105,6 @@ DEMO_PRESETS = {
     "study-rec": STUDY,
     "study-slide": replace(STUDY, model=STUDY_SLIDE),
     "study-xl": replace(STUDY, model=XLConfig(layers=5, mlp_dim=384, **STUDY_SIZE)),
-    **{f"recall-{name}": replace(RECALL, model=model) for name, model in RECALL_MODELS.items()},
     "small-rec": SMALL,
     "small-slide": replace(SMALL, model=SlideConfig(layers=7, **SMALL_SIZE)),
     "small-vanilla": replace(SMALL, model=VanillaConfig(layers=7, **SMALL_SIZE)),
@@ -159,6 +129,5 @@ DEMO_GROUPS = {
     },
     "Studies of what recurrence is for": {
         "study-*": "the demo's models and a Transformer-XL, trained for longer",
-        "recall-*": "a name is asked for ten windows after it stood",
     },
 }

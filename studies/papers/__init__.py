@@ -1,12 +1,13 @@
 """The papers, a module for each: its rows, and the tables, presets and search spaces that are made from them.
 
 A plug-in (pipelines/terminal/plugins.py): importing it adds its presets, with their groups, and its spaces to those of the engine;
-also the state-tracking tasks, which the papers' tables use.
+also the state-tracking tasks and the recall of names, which the papers' tables use.
 """
 
 from dataclasses import replace
 
 from pipelines.presets import GROUPS, PRESETS
+from studies.names import NAMES_GROUPS, NAMES_PRESETS
 from studies.papers import block_recurrent, gpt2, groups, staircase, today
 from studies.state_tracking import STATE_TRACKING_GROUPS, STATE_TRACKING_PRESETS
 from tune_spaces import SPACES
@@ -19,8 +20,10 @@ PAPERS = {
 }
 """By paper and by table."""
 
-for presets in (STATE_TRACKING_PRESETS, *(paper.PRESETS for paper in (block_recurrent, staircase, gpt2, today))):
+TASK_PRESETS = STATE_TRACKING_PRESETS | NAMES_PRESETS
+for presets in (TASK_PRESETS, *(paper.PRESETS for paper in (block_recurrent, staircase, gpt2, today))):
     PRESETS.update({name: replace(config, run=name) for name, config in presets.items()})
 for paper in (block_recurrent, staircase, gpt2, today):
     SPACES.update(paper.SPACES)
-GROUPS.update(STATE_TRACKING_GROUPS | groups.GROUPS)
+for heading, patterns in (STATE_TRACKING_GROUPS | NAMES_GROUPS | groups.GROUPS).items():
+    GROUPS[heading] = GROUPS.get(heading, {}) | patterns

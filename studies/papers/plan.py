@@ -203,7 +203,7 @@ class Found:
     def add(self, row: Row, column: Column, training: Training, evaluation: Evaluation) -> None:
         """Add the value of one cell and one seed."""
         key = (row.label, column.name)
-        value = metric_of(column.metric, training, evaluation)
+        value = metric_of(column, training, evaluation)
         score = training.validated(column.metric == "error_percent") if column.best else 0.0
         if not math.isfinite(score):
             self.unvalidated.add(training.name)
@@ -237,8 +237,11 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
     return replace(table, rows=tuple(compress(table.rows, rows)), columns=tuple(compress(table.columns, kept)))
 
 
-def metric_of(metric: Metric, training: Training, evaluation: Evaluation) -> float | None:
-    """Our value of a metric; None if there is none. `relative_time` is still in milliseconds (`Plan.divide_times`)."""
+def metric_of(column: Column, training: Training, evaluation: Evaluation) -> float | None:
+    """Our value of a column's metric; None if there is none. `relative_time` is still in milliseconds (`Plan.divide_times`)."""
+    metric = column.metric
+    if metric == "names_wrong":
+        return training.names_wrong(column.windows)
     if metric == "written_per_second":
         return training.written_per_second()
     if metric in TIMES:

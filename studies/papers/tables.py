@@ -27,14 +27,15 @@ Scale = Literal["tiny", "paper"]
 Metric = Literal[
     "bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "relative_time", "ms_per_step",
     "flops_without_output", "parameters", "layers", "vocabulary", "tokens", "tokens_per_word", "states_cleared",
-    "state_bytes", "tokens_per_second", "written_per_second",
+    "state_bytes", "tokens_per_second", "written_per_second", "names_wrong",
 ]  # fmt: skip
 """What is measured. `perplexity` is by token, `error_percent` of labels, `flops_without_output` those of the forward pass for a
 token, the output layer's left out; `relative_time` of a step is against that of `Table.base`; `vocabulary` are the tokenizer's ids
 without begin-of-document; `tokens` and `tokens_per_word` are of the split; `states_cleared` are the bits per token that clearing
 the recurrent states, or the memory, at each segment costs; `state_bytes` are those of a lane; `tokens_per_second` are read in
-training, `written_per_second` written one by one by one lane."""
-LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent")
+training, `written_per_second` written one by one by one lane; `names_wrong` is the percentage of names that are not known
+`Column.windows` later (studies/names.py)."""
+LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "names_wrong")
 """Metrics of which the lower is the better, and by which rows are ordered."""
 BY_WORD = ("word_perplexity", "tokens_per_word")
 TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_second")
@@ -118,6 +119,8 @@ class Column:
     split: str = "test"
     form: str = ".3f"
     """Format of the values, the paper's and ours."""
+    windows: int = 0
+    """Windows between a name and the question, of `names_wrong`."""
     best: bool = False
     """Whether the paper has that of the seed which is the best on validation, in place of a mean: so have we then."""
 

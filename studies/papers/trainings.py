@@ -16,7 +16,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
@@ -33,12 +33,13 @@ from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import ModelSettings, TrainConfig, check_resumable, may_change
+from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
-from pipelines.training.jobs import Job, Record
+from pipelines.training.jobs import Job, Record, run_jobs
 from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
@@ -231,6 +232,14 @@ class Training:
         flops = self.config.model.costs(vocab_size).flops_per_token * self.config.model.block
         return written_per_second(self.config.model, vocab_size) if flops <= MEASURED_FLOPS else None
 
+    def names_wrong(self, windows: int) -> float:
+        """Percentage of the names of the corpus `names` that the model does not know so many windows later, asked now."""
+        from studies.asking import ask
+
+        store = SegmentStore.open(self.config.data.store, self.data.corpus, "test")
+        with one_thread():
+            return 100 * (1 - ask(model_of(find_checkpoint(self.model)), store, windows).names)
+
     def cost(self, rate: float = 0.0) -> Cost:
         """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take `ASSUMED_RATE`."""
         vocab_size = self.vocab_size()
@@ -251,6 +260,20 @@ class Training:
 
     def flops_per_step(self, vocab_size: int) -> float:
         return self.config.model.costs(vocab_size).training_flops_per_token * self.config.tokens_per_step
+
+
+def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
+    """Prepare and train what is not there, and score the split ``scored``. Raises UserError where a command fails."""
+
+    def run_all(jobs: Sequence[Job], at_once: int) -> None:
+        for failed in run_jobs(jobs, at_once, trainings[0].place.record):
+            raise UserError(f"{failed.name} failed: see {failed.log}")
+
+    data = {each.data: each.place for each in trainings}
+    run_all([place.preparing(of) for of, place in data.items() if not place.is_prepared(of)], 1)
+    run_all([each.job() for each in trainings if not each.is_done()], at_once)
+    if scored:
+        run_all([each.evaluating({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
 
 
 @contextlib.contextmanager

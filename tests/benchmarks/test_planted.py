@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.named_lines import ANSWER, LINE
-from benchmarks.planted import PlantedConfig, corpus
+from benchmarks.planted import PlantedConfig, corpus, write_files
+from common.errors import UserError
+from data_prep.corpora.names import ANSWER, LINE
 
 SMALL = PlantedConfig(train_documents=30, names=5, every=40)
 
@@ -32,3 +34,11 @@ def test_the_corpus_follows_from_its_seed_and_senseless_options_are_told_of() ->
     assert corpus(SMALL) == corpus(SMALL) != corpus(replace(SMALL, seed=1))
     with pytest.raises(ValueError, match="every more than 12"):
         replace(SMALL, every=12)
+
+
+def test_another_corpus_in_its_place_is_told_of(tmp_path: Path) -> None:
+    files, _ = corpus(SMALL)
+    assert write_files(tmp_path, files) == write_files(tmp_path, files) == tmp_path
+    others, _ = corpus(replace(SMALL, seed=1))
+    with pytest.raises(UserError, match="made with other options"):
+        write_files(tmp_path, others)

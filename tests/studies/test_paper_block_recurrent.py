@@ -23,7 +23,7 @@ from studies import tokens as tokens_command
 from studies.papers import PAPERS
 from studies.papers.block_recurrent import SCALES
 from studies.papers.plan import metric_of
-from studies.papers.tables import Data, Metric
+from studies.papers.tables import Column, Data, Metric
 from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
 from tests.small_archives import put
@@ -212,7 +212,7 @@ def test_ours_in_table_2_are_the_models_layers_and_the_tokenizers_pieces(store: 
     score = Score(1.0, tokens=2, words=1, bytes=2, documents=1, bucket=2, bucket_nats=(1.0,), bucket_tokens=(2,))
     evaluation = Evaluation("x", "rec", 1, 1, 1, "", "text/test", "", score, None, None)
     metrics: tuple[Metric, ...] = ("layers", "vocabulary")
-    assert [metric_of(metric, training, evaluation) for metric in metrics] == [24, 256]
+    assert [metric_of(Column(metric, metric), training, evaluation) for metric in metrics] == [24, 256]
 
 
 LAYERS = {

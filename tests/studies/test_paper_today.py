@@ -8,9 +8,10 @@ import torch
 from pipelines.config.run import ModelSettings
 from pipelines.presets import PRESETS
 from recur_models import LSTMConfig, MixersConfig
+from studies.names import NAMES_PRESETS
 from studies.papers import PAPERS
 from studies.papers.tables import Run
-from studies.papers.today import LABELS, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
+from studies.papers.today import LABELS, NAMES, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
 from studies.papers.trainings import written_per_second
 from studies.state_tracking import MODELS, MODELS_FOR_RECALL, MODELS_FOR_STEPS, TASKS
 
@@ -60,6 +61,7 @@ def test_every_row_names_presets_and_data_that_there_are() -> None:
     runs = [run for row in table.rows for of in row.runs.values() for run in of.values()]
     assert all(isinstance(run, Run) and run.preset in PRESETS for run in runs)
     assert set(TASK_DATA) == set(TASKS)
+    assert {row.runs["tiny"][NAMES].preset for row in table.rows} == set(NAMES_PRESETS)
 
 
 def test_state_of_a_lane_is_counted_in_bytes() -> None:

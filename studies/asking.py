@@ -1,0 +1,62 @@
+"""Asks models for the names of test documents of the corpus `names`: shares that are right, by the distance to the question.
+
+    store = SegmentStore.open("runs/store", "names", "test")
+    ask(model_of(find_checkpoint("runs/recall-delta")), store, distance=10).names         # 1.0 where it knows all
+
+A model reads line by line, each line a segment of its own, so that State is all that crosses from line to line. Names are read off
+under teacher forcing: one is right when all four letters have the highest logit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from data_prep.corpora.names import ANSWER, LINE
+from data_prep.store import SegmentStore
+from pipelines.training.scoring import has_states
+from recur_models import RECURRENT, RecurrentModel, State, clear
+
+
+@dataclass(frozen=True)
+class Recall:
+    """How one model did at one distance: shares of all documents, 0 … 1."""
+
+    names: float
+    """All four letters right."""
+    letters: float
+    names_cleared: float | None = None
+    """The same with the recurrent states cleared just before the question; None where the model has none."""
+    letters_cleared: float | None = None
+
+
+@torch.no_grad()
+def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
+    """The letters that the model would write in the last line, [B, 4]: read line by line, the State carried between them."""
+    initial = model.initial_state(len(inputs_BT))
+    *lines, last = inputs_BT.split(LINE, dim=1)
+    state: State | None = None
+    for part in lines:
+        _, state = model(part, state)
+    if clear_states:
+        assert state is not None
+        state = clear(state, initial, RECURRENT)
+    logits_BTV, _ = model(last, state)
+    return logits_BTV[:, ANSWER].argmax(-1)
+
+
+def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
+    """Ask the test documents of this distance."""
+    chosen = [i for i, d in enumerate(store.manifest.documents) if d.id.startswith(f"test/{distance}/")]
+    length = (distance + 1) * LINE
+    tokens_BT = torch.from_numpy(np.stack([store.tokens(i, 0, length) for i in chosen]).astype(np.int64))
+    inputs_BT = torch.cat([torch.full((len(chosen), 1), store.bod_id), tokens_BT[:, :-1]], 1)
+    wanted = tokens_BT[:, -LINE:][:, ANSWER]
+
+    def shares(clear_states: bool) -> tuple[float, float]:
+        right = answer(model, inputs_BT, clear_states) == wanted
+        return right.all(1).float().mean().item(), right.float().mean().item()
+
+    return Recall(*shares(False), *(shares(True) if has_states(model) else ()))
