@@ -57,6 +57,9 @@ class PaperConfig:
     """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
     seeds: tuple[int, ...] = (0,)
     """A training of each row for each; error bars are over them."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to try with the first seed, as 2e-3 4e-3 8e-3: in each row and column the best on validation counts. By
+    default all have their presets'."""
     only: tuple[str, ...] = ()
     """Rows whose label has one of these words in it; by default all."""
     columns: tuple[str, ...] = ()
@@ -104,6 +107,10 @@ class PaperConfig:
             self.check_option(option)
         if self.split not in ("", *SPLITS):
             raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
+        if self.rates and (min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates)):
+            raise UserError(f"--rates are {self.rates}: give learning rates above 0, and each once")
+        if self.rates and any(pair.startswith("optim.lr=") for pair in self.set):
+            raise UserError("--rates and --set optim.lr=… are given: leave one out")
         if not 0 <= self.flop_rate < math.inf:
             raise UserError(f"--flop-rate is {self.flop_rate}: give FLOP/s, or 0")
         if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -135,11 +142,12 @@ class PaperConfig:
         table = PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
         table = replace(table, columns=columns)
-        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place)
+        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place, self.rates)
 
     def command(self) -> str:
         """The command that repeats it, without one machine's paths and without credentials."""
         words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
+        words += ["--rates", *map(str, self.rates)] if self.rates else []
         for name in ("only", "columns", "corpus", "split", "set"):
             given = getattr(self, name)
             if given:

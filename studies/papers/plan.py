@@ -24,6 +24,7 @@ from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, run_jobs
 from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
+from studies.papers.rates import Rates
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Metric, Row, Run, Scale, Table
 from studies.papers.trainings import StudyFolder, Training
@@ -38,6 +39,8 @@ class Plan:
     scale: Scale
     seeds: tuple[int, ...]
     place: StudyFolder
+    rates: tuple[float, ...] = ()
+    """Learning rates to choose from for each run; without any, runs have their preset's."""
 
     def runs_of(self, row: Row, prepared: bool = True) -> dict[str, Run]:
         """Runs to train for a row's columns; ``prepared``: only those that have a store."""
@@ -49,17 +52,24 @@ class Plan:
                 found[key] = run
         return found
 
+    @property
+    def choice(self) -> Rates:
+        """How each run's learning rate is chosen: with the first seed."""
+        return Rates(self.place, self.seeds[0], self.rates)
+
     def trainings(self, prepared: bool = True) -> list[Training]:
-        """Each once, those of a seed together."""
+        """Each once, those of a seed together: the first seed at all rates, the others at the one that is chosen."""
         runs = [run for row in self.table.rows for run in self.runs_of(row, prepared).values()]
-        made = [self.place.training(run, seed) for seed in self.seeds for run in runs]
+        first, *others = self.seeds
+        made = [self.place.training(each, first) for run in runs for each in self.choice.runs(run)]
+        made += [self.place.training(self.choice.chosen(run), seed) for seed in others for run in runs]
         return list({training.name: training for training in made}.values())
 
     def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
         """The runs behind each of our results, seed by seed."""
         for seed in self.seeds:
             for row in self.table.rows:
-                runs = self.runs_of(row)
+                runs = {key: self.choice.chosen(run) for key, run in self.runs_of(row).items()}
                 for column in self.table.columns:
                     key = column.of or next(iter(runs), "")
                     run = runs.get(key)
@@ -73,10 +83,18 @@ class Plan:
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate, compare and continue what is missing; reports go into ``folder``. Returns the jobs that failed."""
-        failed = run_jobs([training.job() for training in self.trainings() if not training.is_done()], at_once)
+        failed = self.train(at_once)
         run_jobs(self.evaluating(), at_once, self.place.record)
         reading = [*self.comparing(folder), *self.continuing(folder)]
         return [*failed, *self.evaluating(), *run_jobs(reading, 1, self.place.record)]
+
+    def train(self, at_once: int) -> list[Job]:
+        """Train what is missing, the first seed before the others. Returns the jobs that failed."""
+        failed = list[Job]()
+        for plan in (replace(self, seeds=self.seeds[:1]), self):
+            jobs = [training.job() for training in plan.trainings() if not training.is_done()]
+            failed += run_jobs([job for job in jobs if job not in failed], at_once)
+        return failed
 
     def evaluating(self) -> list[Job]:
         """The missing evaluations of finished trainings, each once. One that is still missing after it was run has failed."""
@@ -157,6 +175,7 @@ class Plan:
         for training in self.trainings():
             if training.lacks_best():
                 facts.append(f"{training.name} was never validated: its newest checkpoint is scored")
+        facts += self.choice.facts([run for row in self.table.rows for run in self.runs_of(row).values()])
         if self.place.set.get("model.pretrained") == UNTRAINED:
             facts.append("the weights began untrained, the paper's pretrained: the two do not compare")
         if any(column.metric in TIMES for column in self.table.columns):

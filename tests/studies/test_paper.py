@@ -355,6 +355,43 @@ def test_the_best_seed_is_that_of_the_validation(
     assert len(validated) == 2 and row["best"] == row["ours"][validated.index(min(validated))]
 
 
+def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    own = PRESETS["small-slide"].optim.lr
+    words = ("--only", "slide", "--columns", "bits", "--set", "validate_every=4", "--rates", f"{own:g}", "0.1")
+    first = make("one", *words)
+    folders = {folder.name: folder for folder in (tmp_path / "one").glob("small-slide*seed-0")}
+    assert first["done"][:2] == [f"train {name}" for name in sorted(folders, key=len)]  # lr-0.1 is in the longer name
+    validated = {}
+    for name, folder in folders.items():
+        values = [record.metrics.get("validation/bits_per_token") for record in read_records(folder / "metrics.jsonl")]
+        validated[name] = next(value for value in reversed(values) if value is not None)
+    best = min(validated, key=lambda name: validated[name])
+    assert len(folders) == 2 and first["runs"]["slide"] == [best]
+    both = make("one", *words, "--seeds", "0", "1")
+    other = best.removesuffix("0") + "1"
+    assert both["runs"]["slide"] == [best, other]
+    assert [name for name in both["done"] if name.startswith("train")] == [f"train {other}"]
+    at_own = int("lr-0.1" not in best)
+    said = f"learning rates: the best on validation with seed 0, {own:g} in {at_own}, 0.1 in {1 - at_own} of the runs"
+    assert said in both["facts"]
+    third = make("one", *words, "0.2", "--no-train")
+    assert "not trained at all 3 rates: small-slide of 2" in third["facts"]
+
+
+def test_names_are_asked_for_when_the_table_is_written(
+    make: Callable[..., dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--train", "20", "--validation", "2", "--test", "5", "--distances", "1", "3")
+    few = Data("names", "bytes", options)
+    words = ["names", *options, "--store", str(few.store(tmp_path / "stores")), "--num-workers", "0"]
+    importlib.import_module("pipelines.prepare").main(words)
+    columns = (Column("one", "names_wrong", windows=1), Column("three", "names_wrong", windows=3))
+    sizes = {**TINY, "model.window": 16}
+    row = Row("slide", {}, {"tiny": {"": Run("recall-slide", few, sizes)}})
+    monkeypatch.setitem(PAPERS["mine"], "table-1", Table("Names", columns, (row,), cumulative=True))
+    assert [cell["ours"] for cell in make("names")["rows"]] == [[100.0], [100.0]]
+
+
 def test_a_table_by_words_says_why_program_code_has_none(
     make: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +509,8 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         make("one")
     monkeypatch.setattr(paper, "run_jobs", list)
     for words, said in (
+        (["today", "table-1", "--rates", "0.1", "0.1"], r"--rates are \(0.1, 0.1\): give learning rates above 0"),
+        (["today", "table-1", "--rates", "0.1", "--set", "optim.lr=1"], "--rates and --set optim.lr"),
         (["block-recurrent", "table-3"], r"prepare pg19 .* --source FOLDER .*--corpus python-source"),
         (["block-recurrent", "table-3", "--corpus", "python-source"], "prepare python-source, .* failed: .* says why"),
         (["block-recurrent", "table-9"], "there is no 'table-9': "),

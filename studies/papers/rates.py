@@ -1,0 +1,60 @@
+"""The choice of a learning rate: each run is trained at several with one seed, and the best on validation counts.
+
+rates = Rates(place, seed=0, tried=(2e-3, 4e-3, 8e-3))
+rates.runs(run)         # the run at each rate
+rates.chosen(run)       # at the one that has the fewest bits per token on validation, of those at which it is trained
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pipelines.presets import PRESETS
+from studies.papers.tables import Run
+from studies.papers.trainings import StudyFolder
+
+FIELD = "optim.lr"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates that are tried; with none, every run has its own."""
+
+    place: StudyFolder
+    seed: int
+    """The seed of the trainings that decide."""
+    tried: tuple[float, ...] = ()
+
+    def own(self, run: Run) -> float:
+        """The rate of a run as it stands."""
+        return run.fields.get(FIELD, PRESETS[run.preset].optim.lr)
+
+    def runs(self, run: Run) -> list[Run]:
+        """The run at each rate. A training is named after a rate that is not its preset's."""
+        made = [
+            run if rate == self.own(run) else replace(run, fields={**run.fields, FIELD: rate}) for rate in self.tried
+        ]
+        return made or [run]
+
+    def trained(self, run: Run) -> list[Run]:
+        """The run at those rates at which it is trained, the best on validation first."""
+        trainings = [(self.place.training(each, self.seed), each) for each in self.runs(run)]
+        scored = [(training.validated(errors=False), each) for training, each in trainings if training.is_done()]
+        return [each for _, each in sorted(scored, key=lambda pair: pair[0])]
+
+    def chosen(self, run: Run) -> Run:
+        """The run at the best rate; before it is trained at any, at the first."""
+        return self.runs(run)[0] if len(self.tried) < 2 else next(iter(self.trained(run)), self.runs(run)[0])
+
+    def facts(self, runs: Sequence[Run]) -> list[str]:
+        """Sentences on which rates were chosen, and on runs that were not trained at all of them."""
+        if not self.tried:
+            return []
+        trained = [(run, self.trained(run)) for run in runs]
+        counts = Counter(self.own(found[0]) for _, found in trained if found)
+        named = ", ".join(f"{rate:g} in {counts[rate]}" for rate in self.tried)
+        few = [f"{run.preset} of {len(found)}" for run, found in trained if 0 < len(found) < len(self.tried)]
+        said = [f"learning rates: the best on validation with seed {self.seed}, {named} of the runs"]
+        return [*said, f"not trained at all {len(self.tried)} rates: {'; '.join(few)}"] if few else said
