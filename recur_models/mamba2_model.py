@@ -22,7 +22,7 @@ from common.errors import UserError
 from recur_models.costs import Costs, product, scales
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2, Variant
-from recur_models.mixer import Sizes, upcast
+from recur_models.mixer import Sizes, check_block, upcast
 from recur_models.mixers import StackLayer, StackModel
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import Family
@@ -173,9 +173,8 @@ class Mamba2Config(PretrainedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.window % min(self.chunk, self.window):
-            raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
         sizes = self.sized()
+        check_block(sizes.window, sizes.chunk, sizes.conv)
         inner = sizes.heads * sizes.value_dim
         if sizes.heads % sizes.groups:
             raise UserError(f"model.groups is {sizes.groups}: it must divide model.heads, {sizes.heads}")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from common.errors import UserError
 from recur_models.costs import Costs
 from recur_models.layers import RMSNorm
 from recur_models.protocol import Places, Probe, State, relative_change
@@ -40,6 +41,17 @@ class Sizes(NamedTuple):
     output_gate: bool = True
     head_norm: bool = True
     rotary: bool = False
+
+
+def check_block(window: int, chunk: int, conv: int = 1) -> None:
+    """Raises UserError where chunks do not divide a block, or where a convolution would see tokens before the previous block."""
+    if window % min(chunk, window):
+        raise UserError(f"model.chunk is {chunk}, and does not divide model.window, {window}")
+    if window < conv - 1:
+        raise UserError(
+            f"model.window is {window}, and model.conv {conv} sees {conv - 1} earlier tokens: give --model.window {conv - 1} or "
+            f"more, or --model.conv {window + 1}"
+        )
 
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -183,14 +195,18 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document."""
+        """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document.
+
+        Where there are several blocks, each has J tokens or more (`check_block`).
+        """
         kept = self.kept
-        blocks = fresh_BK.shape[1]
-        length = x_BTZ.shape[1] // blocks
-        all_BSZ = torch.cat([inputs_BJZ.to(x_BTZ.dtype), x_BTZ], 1)
-        earlier_BKJZ = all_BSZ.unfold(1, kept, length)[:, :blocks].transpose(-1, -2)
+        x_BKWZ = x_BTZ.unflatten(1, (fresh_BK.shape[1], -1))
+        length = x_BKWZ.shape[2]
+        earlier_BKJZ = inputs_BJZ.to(x_BTZ.dtype)[:, None]
+        if fresh_BK.shape[1] > 1:
+            earlier_BKJZ = torch.cat([earlier_BKJZ, x_BKWZ[:, :-1, length - kept :]], 1)
         earlier_BKJZ = earlier_BKJZ.masked_fill(fresh_BK[:, :, None, None], 0.0)
-        padded_BKSZ = torch.cat([earlier_BKJZ, x_BTZ.unflatten(1, (blocks, length))], 2)
+        padded_BKSZ = torch.cat([earlier_BKJZ, x_BKWZ], 2)
         weight_ZJ = self.weight.to(x_BTZ.dtype)
         bias_Z = None if self.bias is None else self.bias.to(x_BTZ.dtype)
         y_BTZ = depthwise_convolution(padded_BKSZ.flatten(0, 1), weight_ZJ, bias_Z).reshape(x_BTZ.shape)

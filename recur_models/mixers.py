@@ -24,7 +24,7 @@ from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import Retention
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2
-from recur_models.mixer import Mixer, Sizes
+from recur_models.mixer import Mixer, Sizes, check_block
 from recur_models.mlstm import MatrixLSTM
 from recur_models.protocol import (
     IncrementalDecoder,
@@ -97,8 +97,7 @@ class MixersConfig(ModelConfig):
         check_sizes(self, from_0=("mlp_dim",))
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
-        if self.window % min(self.chunk, self.window):
-            raise UserError(f"model.chunk is {self.chunk}, and does not divide model.window, {self.window}")
+        check_block(self.window, self.chunk, self.conv if {"delta", "mamba2"} & set(self.layers) else 1)
         if self.rotary and self.key_dim % 2:
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"

@@ -248,6 +248,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
     ("change", "message"),
     [
         ({"chunk": 3}, "model.chunk is 3, and does not divide model.window, 8"),
+        ({"window": 2, "chunk": 2}, "model.window is 2, and model.conv 4 sees 3 earlier tokens: give --model.window 3"),
         ({"groups": 3}, "model.groups is 3: it must divide model.heads, 4"),
         ({"value_dim": 5}, "is 20: it must be a multiple of model.d_model, 24"),
         ({"norm_eps": -1.0}, "model.norm_eps is -1.0: it must be above 0"),

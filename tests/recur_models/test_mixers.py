@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -198,3 +198,20 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
 def test_keys_that_turn_have_pairs() -> None:
     with pytest.raises(UserError, match=r"model\.key_dim is 5, .*: give an even size, or --model\.no-rotary"):
         MixersConfig(layers=("retention",), key_dim=5, rotary=True)
+
+
+@pytest.mark.parametrize("name", ["delta", "mamba2"])
+def test_a_convolution_sees_nothing_of_an_earlier_document(name: Literal["delta", "mamba2"]) -> None:
+    """The smallest block: the convolution of the second block's first token reaches back to the first block's first."""
+    sizes: dict[str, Any] = {"layers": (name,), "d_model": 16, "heads": 2, "key_dim": 4, "value_dim": 4, "mlp_dim": 8}
+    torch.manual_seed(0)
+    model = MixersConfig(**sizes, window=3, chunk=3, conv=4).build(20).double().eval()
+    tokens_BT = torch.randint(19, (2, 12))
+    fresh_BK = torch.tensor([[False, True, False, False], [False, False, True, False]])
+    logits, _ = model(tokens_BT, None, fresh_BK)
+    for lane, begins in enumerate((3, 6)):
+        alone, _ = model(tokens_BT[lane : lane + 1, begins:], None)
+        assert torch.allclose(logits[lane : lane + 1, begins:], alone, rtol=0, atol=1e-12)
+    with pytest.raises(UserError, match=r"model\.window is 2, .* --model\.window 3 or more, or --model\.conv 3"):
+        MixersConfig(**sizes, window=2, chunk=2, conv=4)
+    MixersConfig(**sizes | {"layers": ("mlstm", "window")}, window=2, chunk=2, conv=4)  # these have no convolution
