@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from common.files import write_atomically
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal.tables import short
-from studies.papers.tables import COSTS, LOWER, Column, Row, Table
+from studies.papers.tables import COSTS, LOWER, PERCENTAGES, Column, Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -274,11 +274,14 @@ class Results:
             size = (size[0] + 3, 1.6 * size[1])
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not self.table.x)
+        said = {"paper": "paper", "ours": f"ours, {self.scale}"}
         for number, column in enumerate(columns):
             for axes, of in zip(panels[:, number], whose, strict=True):
                 self.draw(axes, column, of == "paper")
-                axes.set_title(f"{column.name}: {of}" + (f", {self.scale}" if of == "ours" else ""), fontsize=10)
-        figure.suptitle(fill(self.table.about, 60), fontsize=11)
+                title = f"{column.name}: {said[of]}" if len(whose) > 1 else column.name
+                axes.set_title(fill(title, 60 if self.table.x else 28), fontsize=10)
+        title = self.table.about if len(whose) > 1 else f"{self.table.about}: {said['ours']}"
+        figure.suptitle(fill(title, 60), fontsize=11)
         return save_figure(figure, path)
 
     @property
@@ -312,7 +315,7 @@ class Results:
 
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
-        from matplotlib.ticker import LogLocator
+        from matplotlib.ticker import LogLocator, MaxNLocator
 
         unit = column.metric.replace("_", " ")
         series = self.points(column, of_paper)
@@ -348,6 +351,9 @@ class Results:
         if not self.table.x:
             axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
             axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+            if column.metric in PERCENTAGES:
+                axes.set_xlim(-4, 104)
             axes.set_xlabel(unit, fontsize=8)
         else:
             axes.set_xlabel(self.table.x)

@@ -37,6 +37,7 @@ training, `written_per_second` written one by one by one lane; `names_wrong` is 
 `Column.windows` later (studies/names.py)."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "names_wrong")
 """Metrics of which the lower is the better, and by which rows are ordered."""
+PERCENTAGES = ("error_percent", "names_wrong")
 BY_WORD = ("word_perplexity", "tokens_per_word")
 TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_second")
 """Metrics that are measured when the table is written, on no text."""

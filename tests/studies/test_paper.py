@@ -239,6 +239,17 @@ def test_many_models_in_a_figure_can_be_told_apart() -> None:
     assert legend and legend.get_bbox_to_anchor().x0 > axes.bbox.x1
 
 
+def test_percentages_are_drawn_from_0_to_100() -> None:
+    table = replace(PAPERS["today"]["table-1"], rows=PAPERS["today"]["table-1"].rows[:1])
+    (parity,) = [column for column in table.columns if column.name.startswith("parity")]
+    axes = Figure().subplots()
+    results = Results("today table-1", table, "tiny", (0,), {(table.rows[0].label, parity.name): (43.0,)})
+    results.draw(axes, parity, False)
+    low, high = axes.get_xlim()
+    assert low < 0 and high > 100
+    assert results.panels() == ([parity], ["ours"])
+
+
 TINY: dict[str, Any] = {
     "model.layers": 2, "model.d_model": 16, "model.heads": 2, "model.head_dim": 8, "model.mlp_dim": 32, "model.window": 8,
     "data.lanes": 4, "data.segment_length": 32, "steps": 4, "num_workers": 0, "use_gpu": "no", "validate_every": 0,
