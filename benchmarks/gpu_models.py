@@ -39,7 +39,7 @@ from recur_models.compiling import compile_model
 Ours = Literal[
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing",
     "staircase", "cached-staircase", "transformer-xl", "gpt2-rec", "vanilla",
-    "delta", "mamba2", "mlstm", "retention", "llama", "llama-rec",
+    "delta", "mamba2", "mlstm", "retention", "rwkv7", "llama", "llama-rec",
 ]  # fmt: skip
 Model = Literal[Ours, "peer"]
 SIZE: dict[str, Any] = {"layers": 12, "d_model": 1024, "heads": 8, "head_dim": 128, "mlp_dim": 4096}
@@ -65,6 +65,7 @@ MODELS: dict[Ours, ModelSettings] = {
     "mamba2": PRESETS["pg19-mixers-mamba2"].model,
     "mlstm": PRESETS["pg19-mixers-mlstm"].model,
     "retention": PRESETS["pg19-mixers-retention"].model,
+    "rwkv7": PRESETS["pg19-mixers-rwkv7"].model,
     "llama": LlamaConfig(**SMOLLM2),
     "llama-rec": LlamaRecConfig(**SMOLLM2),
 }
@@ -78,11 +79,12 @@ TINY |= {"kv_heads": 1, "key_dim": 8, "value_dim": 8}
 TINY_OF: dict[Ours, dict[str, Any]] = {"xl": {"window": 32}, "gpt2-rec": {"window": 20, "overlap": 4}}
 TINY_OF |= {"delta": {"layers": ("delta",) * 2}, "mamba2": {"layers": ("mamba2",) * 2}}
 TINY_OF |= {"mlstm": {"layers": ("mlstm",) * 2}, "retention": {"layers": ("retention",) * 2}}
+TINY_OF |= {"rwkv7": {"layers": ("rwkv7",) * 2}}
 
 
 BY_DEFAULT: tuple[Model, ...] = (
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing", "staircase", "cached-staircase", "gpt2-rec",
-    "delta", "mamba2", "mlstm", "retention", "llama", "llama-rec", "peer",
+    "delta", "mamba2", "mlstm", "retention", "rwkv7", "llama", "llama-rec", "peer",
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from recur_models.mamba2_model import Mamba2Config
 from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
 
-MixerName = Literal["delta", "mamba2", "mlstm", "retention", "delta-window"]
+MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window"]
 STEPS = ("model", "parameters", "s a step", "/ slide, median (range)", "of the matrix rate", "MiB kept", "× 2", "× 4")
 PAIRS = ("rule or model", "ours, s", "transformers, s", "transformers / ours, median (range)")
 CHUNK = 64
@@ -56,7 +56,7 @@ Pass = Callable[[], Tensor]
 class BenchConfig:
     """What is timed."""
 
-    mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "delta-window")
+    mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window")
     """Presets small-…"""
     segment: int = 1024
     """Tokens of a segment."""

@@ -1,4 +1,4 @@
-"""A stack of layers whose mixers are exchangeable: gated delta rule, Mamba-2, mLSTM, retention, sliding window, in any order.
+"""A stack of layers whose mixers are exchangeable: gated delta rule, Mamba-2, mLSTM, retention, RWKV-7, window, in any order.
 
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
@@ -37,27 +37,30 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
+from recur_models.rwkv7 import MOST_TOKENS, RWKV7
 from recur_models.window_mixer import WindowMixer
 
-MixerName = Literal["delta", "mamba2", "mlstm", "retention", "window"]
+MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "window"]
 MIXERS: dict[MixerName, type[Mixer]] = {
     "delta": GatedDelta,
     "mamba2": Mamba2,
     "mlstm": MatrixLSTM,
     "retention": Retention,
+    "rwkv7": RWKV7,
     "window": WindowMixer,
 }
 
 
 @dataclass(frozen=True)
 class MixersConfig(ModelConfig):
-    """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, window."""
+    """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, rwkv7, window."""
 
     name: ClassVar[str] = "mixers"
     training_fields: ClassVar[tuple[str, ...]] = ("dropout",)
 
     layers: tuple[MixerName, ...] = ("delta", "delta", "delta", "delta")
-    """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), window (sliding window)."""
+    """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), rwkv7, window (sliding
+    window)."""
     d_model: int = 96
     """Width of the residual stream."""
     heads: int = 3
@@ -77,7 +80,7 @@ class MixersConfig(ModelConfig):
     decays: bool = True
     """Whether delta forgets by a gate; without it, it is DeltaNet."""
     negative_eigenvalues: bool = False
-    """delta: β goes to 2 in place of 1, on which state tracking depends."""
+    """delta, rwkv7: β goes to 2 in place of 1, on which state tracking depends."""
     householders: int = 1
     """delta: keys per token, each with a transition of its own."""
     output_gate: bool = True
@@ -101,6 +104,11 @@ class MixersConfig(ModelConfig):
         if self.rotary and self.key_dim % 2:
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
+            )
+        if "rwkv7" in self.layers and min(self.chunk, self.window) > MOST_TOKENS:
+            raise UserError(
+                f"model.chunk is {self.chunk}, and rwkv7's decays over more than {MOST_TOKENS} tokens leave the range of float32: "
+                "give a smaller --model.chunk"
             )
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")

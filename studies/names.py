@@ -52,6 +52,7 @@ MODELS: dict[str, ModelSettings] = {
     "mamba2": MixersConfig(layers=("mamba2",) * 2, mlp_dim=246, **MAMBA2),
     "mlstm": MixersConfig(layers=("mlstm",) * 2, mlp_dim=262, **MIXER),
     "retention": MixersConfig(layers=("retention",) * 2, rotary=True, mlp_dim=264, **MIXER),
+    "rwkv7": MixersConfig(layers=("rwkv7",) * 2, mlp_dim=268, **MIXER),
     "rmt": RMTConfig(layers=3, memory_tokens=8, mlp_dim=262, **SIZE),
     "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, unit_keys=True, mlp_dim=224, **SIZE),
     "delta-window": MixersConfig(layers=("delta", "window"), mlp_dim=292, **MIXER),

@@ -86,6 +86,7 @@ MODELS: dict[str, ModelSettings] = {
     "mamba2": mixers(("mamba2",), mlp_dim=180),
     "mlstm": mixers(("mlstm",), mlp_dim=172),
     "retention": mixers(("retention",), mlp_dim=172, rotary=True),
+    "rwkv7": mixers(("rwkv7",), mlp_dim=170),
     "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
     "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4, unit_keys=True),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
@@ -102,6 +103,7 @@ MODELS_FOR_RECALL = MODELS | {
     "mamba2": mixers(("mamba2",) * 2, mlp_dim=50),
     "mlstm": mixers(("mlstm",) * 2, mlp_dim=40),
     "retention": mixers(("retention",) * 2, mlp_dim=42, rotary=True),
+    "rwkv7": mixers(("rwkv7",) * 2, mlp_dim=42),
     "delta-window": mixers(("delta", "window"), mlp_dim=60),
 }
 """The same, with two layers of the mixers and the gates and convolutions of their papers: a value stands behind its key, and one

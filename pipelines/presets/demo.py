@@ -88,6 +88,7 @@ MIXERS = {
     "retention": MixersConfig(
         layers=("retention",) * 6, rotary=True, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE
     ),
+    "rwkv7": MixersConfig(layers=("rwkv7",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=592, **MIXER_SIZE),
     "delta-window": MixersConfig(
         layers=("delta", "delta", "window") * 2, heads=4, key_dim=48, value_dim=96, mlp_dim=640, **MIXER_SIZE
     ),
@@ -122,6 +123,10 @@ DEMO_GROUPS = {
     "Start here (minutes on a CPU)": {"demo-*": ""},
     "Your own text (5 to 6 million parameters), one for each model": {
         "small-*": "",
+        "small-mamba2": "Mamba-2, a state-space model, in every layer",
+        "small-mlstm": "mLSTM, the matrix memory of xLSTM, in every layer",
+        "small-retention": "retention, linear attention with fixed decays, in every layer",
+        "small-rwkv7": "RWKV-7's time mixing in every layer",
         "small-delta*": "the gated delta rule in every layer, or with windows in every third (-window)",
         "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
         "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",

@@ -25,12 +25,11 @@ GROUPS = {
         "pg19-llama-*": "Table 2's windows with a Llama, which the paper does not have",
         "smollm2*": "a Llama of SmolLM2-135M's size on two cores: `paper gpt2 smollm2`",
         "pg19-mamba2*": "Table 2's books with a Mamba-2 and its State, which the paper does not have",
-        "tiny-wikitext-gpt2-*": "Table 1 at a size that a CPU trains, from untrained weights",
-        "tiny-pg19-gpt2-*": "Table 2 at a size that a CPU trains, from untrained weights",
+        "tiny-*-gpt2-*": "Tables 1 and 2 at a size that a CPU trains, from untrained weights",
     },
     "Today's recurrent models beside those of the papers (paper today table-1)": {
         "tiny-bytes-*": "all models with 576,000 parameters, on bytes",
-        "pg19-mixers-*": "the gated delta rule, Mamba-2, mLSTM and retention on PG-19, 150M and 400M parameters",
+        "pg19-mixers-*": "delta, Mamba-2, mLSTM, retention and RWKV-7 on PG-19, 150M and 400M parameters",
     },
 }
 """As `pipelines.presets.GROUPS`: patterns of names by heading."""

@@ -65,6 +65,7 @@ ON_BYTES: dict[str, ModelSettings] = {
     "mamba2": MixersConfig(**MAMBA2, layers=("mamba2",) * 4, mlp_dim=268),
     "mlstm": MixersConfig(**DELTA, layers=("mlstm",) * 4, mlp_dim=284),
     "retention": MixersConfig(**DELTA, layers=("retention",) * 4, rotary=True, mlp_dim=286),
+    "rwkv7": MixersConfig(**DELTA, layers=("rwkv7",) * 4, mlp_dim=296),
     "rmt": RMTConfig(**SIZE, layers=4, window=32, mlp_dim=522, memory_tokens=16),
     "armt": ARMTConfig(**SIZE, layers=4, window=32, mlp_dim=468, memory_tokens=8, memory_dim=6, unit_keys=True),
     "delta-window": MixersConfig(**DELTA, layers=("delta", "delta", "window", "delta"), mlp_dim=304),
@@ -83,6 +84,7 @@ ON_PG19: dict[str, ModelSettings] = {
     "retention": MixersConfig(
         **LARGE, layers=("retention",) * 12, rotary=True, heads=8, key_dim=96, value_dim=192, mlp_dim=2384
     ),
+    "rwkv7": MixersConfig(**LARGE, layers=("rwkv7",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2536),
     "delta-window": MixersConfig(
         **LARGE,
         layers=("delta", "delta", "delta", "window") * 3,
@@ -101,6 +103,7 @@ ON_PG19_400M: dict[str, ModelSettings] = {
     "retention": MixersConfig(
         **WIDER, layers=("retention",) * 16, rotary=True, heads=12, key_dim=96, value_dim=192, mlp_dim=2352
     ),
+    "rwkv7": MixersConfig(**WIDER, layers=("rwkv7",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2568),
 }
 """400M parameters beside the embeddings, within 0.3 %."""
 PRESETS: dict[str, TrainConfig] = {
@@ -196,6 +199,7 @@ LABELS = {
     "mamba2": "mamba2",
     "mlstm": "mlstm",
     "retention": "retention",
+    "rwkv7": "rwkv7",
     "rmt": "rmt",
     "armt": "armt",
     "delta-window": "delta + window",

@@ -60,6 +60,8 @@ def small_configs() -> dict[str, ModelConfig]:
     configs["mixers-mamba2"] = MixersConfig(**mixer, layers=("mamba2", "window"), chunk=2)
     configs["mixers-mlstm"] = MixersConfig(**mixer, layers=("mlstm", "retention"), chunk=2)
     configs["mixers-rotary"] = MixersConfig(**mixer, layers=("retention", "window"), chunk=2, rotary=True)
+    configs["mixers-rwkv7"] = MixersConfig(**mixer, layers=("rwkv7", "window"), chunk=2)
+    configs["mixers-rwkv7-negative"] = MixersConfig(**mixer, layers=("rwkv7", "rwkv7"), negative_eigenvalues=True)
     configs["rmt"] = RMTConfig(**SIZE | {"layers": 2}, memory_tokens=3)
     configs["armt"] = ARMTConfig(**SIZE | {"layers": 2}, memory_tokens=3, memory_dim=16)
     core: dict[str, Any] = {**SIZE, "layers": 2}

@@ -140,6 +140,36 @@ class NaiveMixers:
         normed = torch.cat([norm(part, scale, eps) for part, scale in zip(gated, scales, strict=True)], -1)
         return normed @ p["out.weight"].T + p.get("out.bias", 0.0)
 
+    def rwkv7(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        config = self.config
+        H, E, V = config.heads, config.key_dim, config.value_dim
+        x = norm(x, p["norm.scale"])
+        before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+        xr, xw, xk, xv, xa, xg = (x * (1 - mu) + before * mu for mu in (p[f"shift.share_D.{i}"] for i in range(6)))
+        r, k, v = xr @ p["q.weight"].T, xk @ p["k.weight"].T, xv @ p["v.weight"].T
+        low_w = torch.tanh(xw @ p["decay.first_DR"]) @ p["decay.second_RZ"]
+        w = torch.exp(-torch.exp(torch.tensor(-0.5)) * torch.sigmoid(p["decay.bias_Z"] + low_w))
+        a = torch.sigmoid(p["rate.bias_Z"] + xa @ p["rate.first_DR"] @ p["rate.second_RZ"])
+        g = torch.sigmoid(xg @ p["gate.first_DR"]) @ p["gate.second_RZ"]
+        kk = k * p["taken_Z"]
+        put = k * (1 + (a - 1) * p["rate_in_key_Z"])
+        outputs = []
+        for h in range(H):
+            keys, values = slice(h * E, (h + 1) * E), slice(h * V, (h + 1) * V)
+            S = torch.zeros(V, E)
+            for t in range(len(x)):
+                found = kk[t, keys] / torch.sqrt((kk[t, keys] ** 2).sum() + 1e-6)
+                scale = 2 if config.negative_eigenvalues else 1
+                change = torch.diag(w[t, keys]) - torch.outer(found, scale * a[t, keys] * found)
+                S = S @ change + torch.outer(v[t, values], put[t, keys])
+                o = S @ r[t, keys]
+                o = (o - o.mean()) / torch.sqrt(o.var(correction=0) + 64e-5)
+                o = o * p["norm_scale_HV"][h] + p["norm_bias_HV"][h]
+                own = (r[t, keys] * p["own_HE"][h] * put[t, keys]).sum()
+                outputs.append((o + own * v[t, values]) * g[t, values])
+        y = torch.stack(outputs).unflatten(0, (H, len(x))).movedim(0, 1).flatten(1)
+        return y @ p["out.weight"].T
+
     def window(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         W = self.config.window
         part = under(p, "project.")

@@ -17,6 +17,7 @@ from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
 from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
+from recur_models.rwkv7 import LEAST_LOG_DECAY, generalised_delta_rule
 
 B, T, H, E, V = 2, 50, 3, 8, 12
 
@@ -56,13 +57,16 @@ def test_the_gated_delta_rule_is_that_of_transformers(rule: Callable[..., tuple[
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["delta", "decayed", "matrix"])
+@pytest.mark.parametrize("rule", ["delta", "generalised", "decayed", "matrix"])
 def test_autocast_changes_no_bit_of_a_rule(rule: str) -> None:
     q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(3).values())
 
     def made() -> tuple[Tensor, ...]:
         if rule == "delta":
             return gated_delta_rule(q, k, v, log_decay, beta, state)
+        if rule == "generalised":
+            log_decays = (log_decay / 4)[..., None].clamp(LEAST_LOG_DECAY).expand_as(k)
+            return generalised_delta_rule(q, k, v, log_decays, -k, beta[..., None] * k, state)
         if rule == "decayed":
             return decayed_attention(q, k, v, log_decay, state)
         return matrix_memory(q, k, v, beta, log_decay, torch.cat([state, state[..., :1]], -1), torch.zeros(B, H))
@@ -96,6 +100,37 @@ def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
     made, after = decayed_attention(q, k, v, log_decay, state, chunk=16)
     torch.testing.assert_close(made, torch.stack(outputs, 1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after, S, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64])
+def test_the_generalised_delta_rule_is_the_recurrence_that_it_stands_for(chunk: int) -> None:
+    """Also where all numbers of the state decay as fast as they may, to e^−39 over a chunk of 64."""
+    q, k, v, _, beta, state = inputs(3).values()
+    torch.manual_seed(7)
+    log_decay = LEAST_LOG_DECAY * torch.rand(B, T, H, E)
+    log_decay[:, T // 2 :] = LEAST_LOG_DECAY
+    log_decay.requires_grad_()
+    a = -torch.nn.functional.normalize(torch.randn(B, T, H, E), dim=-1).requires_grad_()
+    b = (beta.detach()[..., None] * -a.detach()).requires_grad_()
+    outputs = []
+    S = state
+    for t in range(T):
+        found = torch.einsum("bhev,bhe->bhv", S, a[:, t])
+        S = S * log_decay[:, t].exp()[..., None] + torch.einsum("bhe,bhv->bhev", b[:, t], found)
+        S = S + torch.einsum("bhe,bhv->bhev", k[:, t], v[:, t])
+        outputs.append(torch.einsum("bhev,bhe->bhv", S, q[:, t]))
+    made = generalised_delta_rule(q, k, v, log_decay, a, b, state, chunk=chunk)
+    expected = (torch.stack(outputs, 1), S)
+    torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+    given = {"q": q, "k": k, "v": v, "log_decay": log_decay, "a": a, "b": b, "state": state}
+    for one, other in zip(gradients(made, given), gradients(expected, given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_long_chunks_of_rwkv7_are_refused() -> None:
+    MixersConfig(layers=("rwkv7",), window=256, chunk=128)
+    with pytest.raises(UserError, match=r"model\.chunk is 256, and rwkv7's decays over more than 128 tokens"):
+        MixersConfig(layers=("delta", "rwkv7"), window=256, chunk=256)
 
 
 def test_the_matrix_memory_is_that_of_transformers() -> None:

@@ -31,11 +31,13 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
     model = config.build(VOCAB)
     with torch.no_grad():  # scales and norms away from one, so that their place in the equations matters
         for name, parameter in model.named_parameters():
-            if name.endswith(("scale", "scale_H")):
+            if name.endswith(("scale", "scale_H", "scale_HV")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
             if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
-            if name.endswith("association.value.weight"):  # zeros, so that nothing is written
+            if name.endswith(
+                ("association.value.weight", "first_DR", "norm_bias_HV")
+            ):  # zeros, so that nothing is written
                 parameter.add_(0.1 * torch.randn_like(parameter))
             if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
