@@ -108,16 +108,8 @@ def main(argv: list[str]) -> None:
     files, distances = corpus(config)
     folder, store = write_files(config.root / "corpus", files), config.root / "store"
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
-    places = (
-        "--root",
-        str(config.root),
-        "--data.store",
-        str(store),
-        "--data.corpus",
-        "text",
-        "--seed",
-        str(config.seed),
-    )
+    data = ("--data.store", str(store), "--data.corpus", "text")
+    places = ("--root", str(config.root), *data, "--seed", str(config.seed))
     models = ("recall-slide", "recall-rec")
     for name in models:
         call("pipelines.train", name, *places, "--steps", str(config.steps), "--use-gpu", "no", "--num-workers", "0")

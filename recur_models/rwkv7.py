@@ -26,7 +26,7 @@ from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, upcas
 from recur_models.protocol import State, reset
 
 LEAST_LOG_DECAY = -math.exp(-0.5)
-"""The least log decay of a token (Peng et al. 2025, equation 12)."""
+"""The least log decay of a token."""
 MOST_TOKENS = 128
 """The most tokens of a chunk: the inverse of their decays is at most e^78."""
 NORM_EPS = 64e-5
@@ -46,7 +46,7 @@ def generalised_delta_rule(
     chunk: int = 64,
     fresh_BK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456, equation 16, whose state is the transpose).
+    """The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456), whose state is the transpose.
 
     Args:
         q, k, a, b: [B, T, H, E]; v: [B, T, H, V].
@@ -93,7 +93,7 @@ def generalised_delta_rule(
 
 
 class LowRank(nn.Module):
-    """bias + f(x first) second; the first factor begins at 0, the second is orthogonal. By default f changes nothing."""
+    """bias + f(x first) second; the first factor begins at 0, and the second is orthogonal."""
 
     def __init__(self, width: int, rank: int, outputs: int, bias: Tensor | None = None):
         super().__init__()
@@ -101,8 +101,10 @@ class LowRank(nn.Module):
         self.second_RZ = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, outputs), gain=0.1))
         self.bias_Z = None if bias is None else nn.Parameter(bias)
 
-    def forward(self, x: Tensor, between: Callable[[Tensor], Tensor] = nn.Identity()) -> Tensor:  # noqa: B008
-        y = between(x @ self.first_DR) @ self.second_RZ
+    def forward(self, x: Tensor, between: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """``between``: f; without one nothing is done between the factors."""
+        low = x @ self.first_DR
+        y = (low if between is None else between(low)) @ self.second_RZ
         return y if self.bias_Z is None else y + self.bias_Z
 
 
@@ -159,9 +161,9 @@ class RWKV7(RecurrentMixer):
         self.gate = LowRank(D, gate_rank, values)
         self.taken_Z = nn.Parameter(0.71 - 0.1 * (place_Z - 0.5))
         self.rate_in_key_Z = nn.Parameter(torch.full((keys,), 1.02))
-        self.own_HE = nn.Parameter(torch.full((sizes.heads, sizes.key_dim), -0.04))
-        self.norm_scale_HV = nn.Parameter(torch.ones(sizes.heads, sizes.value_dim))
-        self.norm_bias_HV = nn.Parameter(torch.zeros(sizes.heads, sizes.value_dim))
+        self.own_Z = nn.Parameter(torch.full((keys,), -0.04))
+        self.norm_scale_Z = nn.Parameter(torch.ones(values))
+        self.norm_bias_Z = nn.Parameter(torch.zeros(values))
         self.out = linear(values, D)
 
     def initial_state(self, lanes: int) -> State:
@@ -183,7 +185,7 @@ class RWKV7(RecurrentMixer):
         rate = torch.sigmoid(upcast(self.rate(for_rate)))
         taken = unit_norm((k * self.taken_Z).unflatten(-1, heads))
         k = (k * (1.0 + (rate - 1.0) * self.rate_in_key_Z)).unflatten(-1, heads)
-        own_BTH1 = (q * k * self.own_HE).sum(-1, keepdim=True)
+        own_BTH1 = (q * k * self.own_Z.unflatten(0, heads)).sum(-1, keepdim=True)
         put = self.beta_scale * rate.unflatten(-1, heads) * taken
         if valid_BT is not None:
             valid_BT1 = valid_BT[..., None]
@@ -202,8 +204,8 @@ class RWKV7(RecurrentMixer):
             fresh_BK=fresh_BK,
         )
         normed = nn.functional.layer_norm(o_BTHV, o_BTHV.shape[-1:], eps=NORM_EPS)
-        y_BTHV = torch.addcmul(self.norm_bias_HV, normed, self.norm_scale_HV) + own_BTH1 * v
-        y_BTZ = y_BTHV.to(x_BTD.dtype).flatten(-2) * self.gate(for_gate, torch.sigmoid)
+        normed_BTZ = torch.addcmul(self.norm_bias_Z, normed.flatten(-2), self.norm_scale_Z)
+        y_BTZ = (normed_BTZ + (own_BTH1 * v).flatten(-2)).to(x_BTD.dtype) * self.gate(for_gate, torch.sigmoid)
         return self.out(y_BTZ), {"states": states, "inputs": inputs}
 
     @staticmethod

@@ -70,10 +70,10 @@ class Names:
     """All documents follow from it."""
 
     def __post_init__(self) -> None:
-        for option, least in (("train", 0), ("validation", 0), ("test", 0), ("seed", 0)):
+        for option in ("train", "validation", "test", "seed"):
             value = getattr(self, option)
-            if value < least:
-                raise CorpusError(f"{option} of corpus {self.name} is {value}: give --{option} {least} or more")
+            if value < 0:
+                raise CorpusError(f"{option} of corpus {self.name} is {value}: give --{option} 0 or more")
         if not self.distances or min(self.distances) < 1:
             raise CorpusError(f"distances of corpus {self.name} are {self.distances}: give --distances of 1 or more")
 

@@ -164,8 +164,8 @@ class NaiveMixers:
                 S = S @ change + torch.outer(v[t, values], put[t, keys])
                 o = S @ r[t, keys]
                 o = (o - o.mean()) / torch.sqrt(o.var(correction=0) + 64e-5)
-                o = o * p["norm_scale_HV"][h] + p["norm_bias_HV"][h]
-                own = (r[t, keys] * p["own_HE"][h] * put[t, keys]).sum()
+                o = o * p["norm_scale_Z"][values] + p["norm_bias_Z"][values]
+                own = (r[t, keys] * p["own_Z"][keys] * put[t, keys]).sum()
                 outputs.append((o + own * v[t, values]) * g[t, values])
         y = torch.stack(outputs).unflatten(0, (H, len(x))).movedim(0, 1).flatten(1)
         return y @ p["out.weight"].T

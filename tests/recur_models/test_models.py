@@ -26,18 +26,20 @@ from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
 VOCAB = 31
 
 
+BEGIN_AT_ZERO = ("association.value.weight", "first_DR", "norm_bias_Z")
+"""Parameters that do nothing before training."""
+
+
 def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
     torch.manual_seed(seed)
     model = config.build(VOCAB)
     with torch.no_grad():  # scales and norms away from one, so that their place in the equations matters
         for name, parameter in model.named_parameters():
-            if name.endswith(("scale", "scale_H", "scale_HV")):
+            if name.endswith(("scale", "scale_H", "scale_Z")):
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
             if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
-            if name.endswith(
-                ("association.value.weight", "first_DR", "norm_bias_HV")
-            ):  # zeros, so that nothing is written
+            if name.endswith(BEGIN_AT_ZERO):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))
