@@ -144,12 +144,8 @@ class GatedDelta(RecurrentMixer):
             self.log_rate_H = initial_log_rate(sizes.heads)
 
     def initial_state(self, lanes: int) -> State:
-        sizes = self.sizes
-        like = self.norm.scale
-        return {
-            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim),
-            "inputs": like.new_zeros(lanes, self.convolution.kept, sum(self.split)),
-        }
+        inputs = self.norm.scale.new_zeros(lanes, self.convolution.kept, sum(self.split))
+        return super().initial_state(lanes) | {"inputs": inputs}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes

@@ -125,10 +125,6 @@ class Retention(RecurrentMixer):
         self.head_norm = RMSNorm(sizes.value_dim)
         self.out = linear(sizes.heads * sizes.value_dim, sizes.d_model)
 
-    def initial_state(self, lanes: int) -> State:
-        sizes = self.sizes
-        return {"states": self.head_norm.scale.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
-
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
         q, k, v, gate = split_qkv_gate(self.qkvg(x_BTD), sizes)

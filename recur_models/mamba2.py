@@ -55,12 +55,8 @@ class Mamba2(RecurrentMixer):
         self.out = linear(inner, sizes.d_model, bias_std=bias_std)
 
     def initial_state(self, lanes: int) -> State:
-        sizes = self.sizes
-        like = self.norm.scale
-        return {
-            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim),
-            "inputs": like.new_zeros(lanes, self.convolution.kept, sum(self.parts)),
-        }
+        inputs = self.norm.scale.new_zeros(lanes, self.convolution.kept, sum(self.parts))
+        return super().initial_state(lanes) | {"inputs": inputs}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes

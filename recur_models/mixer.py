@@ -117,6 +117,11 @@ class RecurrentMixer(Mixer):
         self.norm = RMSNorm(sizes.d_model, norm_eps)
         self.carried = Carried()
 
+    def initial_state(self, lanes: int) -> State:
+        """A matrix for each head: ``states`` [B, H, E, V]. A mixer that carries more adds to it."""
+        sizes = self.sizes
+        return {"states": self.norm.scale.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
+
     @abstractmethod
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         """As `forward`, but for the normed stream, and for T tokens of whole blocks or of a part of one.
@@ -195,28 +200,34 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document.
-
-        Where there are several blocks, each has J tokens or more (`check_block`).
-        """
-        kept = self.kept
-        x_BKWZ = x_BTZ.unflatten(1, (fresh_BK.shape[1], -1))
-        length = x_BKWZ.shape[2]
-        earlier_BKJZ = inputs_BJZ.to(x_BTZ.dtype)[:, None]
-        if fresh_BK.shape[1] > 1:
-            earlier_BKJZ = torch.cat([earlier_BKJZ, x_BKWZ[:, :-1, length - kept :]], 1)
-        earlier_BKJZ = earlier_BKJZ.masked_fill(fresh_BK[:, :, None, None], 0.0)
-        padded_BKSZ = torch.cat([earlier_BKJZ, x_BKWZ], 2)
+        """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document."""
+        padded_BKSZ, after_BJZ = behind_earlier(x_BTZ, inputs_BJZ, fresh_BK, valid_BT)
         weight_ZJ = self.weight.to(x_BTZ.dtype)
         bias_Z = None if self.bias is None else self.bias.to(x_BTZ.dtype)
         y_BTZ = depthwise_convolution(padded_BKSZ.flatten(0, 1), weight_ZJ, bias_Z).reshape(x_BTZ.shape)
-        last_BSZ = padded_BKSZ[:, -1]
-        if valid_BT is None:
-            after_BJZ = last_BSZ[:, length:].clone()
-        else:
-            index_BJ = valid_BT.sum(1, keepdim=True) + torch.arange(kept, device=x_BTZ.device)
-            after_BJZ = torch.take_along_dim(last_BSZ, index_BJ[..., None], 1)
         return nn.functional.silu(y_BTZ), after_BJZ
+
+
+def behind_earlier(
+    x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Each block behind the J tokens before it [B, K, S, Z], which are zeros where a document begins; and the J newest tokens.
+
+    Where there are several blocks, each has J tokens or more (`check_block`).
+    """
+    kept = inputs_BJZ.shape[1]
+    x_BKWZ = x_BTZ.unflatten(1, (fresh_BK.shape[1], -1))
+    length = x_BKWZ.shape[2]
+    earlier_BKJZ = inputs_BJZ.to(x_BTZ.dtype)[:, None]
+    if fresh_BK.shape[1] > 1:
+        earlier_BKJZ = torch.cat([earlier_BKJZ, x_BKWZ[:, :-1, length - kept :]], 1)
+    earlier_BKJZ = earlier_BKJZ.masked_fill(fresh_BK[:, :, None, None], 0.0)
+    padded_BKSZ = torch.cat([earlier_BKJZ, x_BKWZ], 2)
+    last_BSZ = padded_BKSZ[:, -1]
+    if valid_BT is None:
+        return padded_BKSZ, last_BSZ[:, length:].clone()
+    index_BJ = valid_BT.sum(1, keepdim=True) + torch.arange(kept, device=x_BTZ.device)
+    return padded_BKSZ, torch.take_along_dim(last_BSZ, index_BJ[..., None], 1)
 
 
 class Chunks(NamedTuple):

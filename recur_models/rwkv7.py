@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, product, scales
 from recur_models.gated_delta import UnitLowerInverse
 from recur_models.layers import linear, unit_norm
-from recur_models.mixer import Chunks, RecurrentMixer, Sizes, chunk_costs, upcast, without_autocast
+from recur_models.mixer import Chunks, RecurrentMixer, Sizes, behind_earlier, chunk_costs, upcast, without_autocast
 from recur_models.protocol import State, reset
 
 LEAST_LOG_DECAY = -math.exp(-0.5)
@@ -123,17 +123,8 @@ class TokenShift(nn.Module):
         self, x_BTD: Tensor, inputs_B1D: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
     ) -> tuple[list[Tensor], Tensor]:
         """Returns the stream moved in each way, and the newest token. The first token of a document has zeros before it."""
-        all_BTD = torch.cat([inputs_B1D.to(x_BTD.dtype), x_BTD], 1)
-        begins_BKW = torch.zeros(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device).unflatten(
-            1, (fresh_BK.shape[1], -1)
-        )
-        begins_BKW[:, :, 0] = fresh_BK
-        before_BTD = all_BTD[:, :-1].masked_fill(begins_BKW.flatten(1)[..., None], 0.0)
-        change_BTD = before_BTD - x_BTD
-        if valid_BT is None:
-            after_B1D = all_BTD[:, -1:].clone()
-        else:
-            after_B1D = torch.take_along_dim(all_BTD, valid_BT.sum(1)[:, None, None], 1)
+        padded_BKSD, after_B1D = behind_earlier(x_BTD, inputs_B1D, fresh_BK, valid_BT)
+        change_BTD = padded_BKSD[:, :, :-1].flatten(1, 2) - x_BTD
         return [torch.addcmul(x_BTD, change_BTD, share_D.to(x_BTD.dtype)) for share_D in self.share_D], after_B1D
 
 
@@ -167,12 +158,7 @@ class RWKV7(RecurrentMixer):
         self.out = linear(values, D)
 
     def initial_state(self, lanes: int) -> State:
-        sizes = self.sizes
-        like = self.norm.scale
-        return {
-            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim),
-            "inputs": like.new_zeros(lanes, 1, sizes.d_model),
-        }
+        return super().initial_state(lanes) | {"inputs": self.norm.scale.new_zeros(lanes, 1, self.sizes.d_model)}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         heads = (self.sizes.heads, -1)
@@ -216,9 +202,9 @@ class RWKV7(RecurrentMixer):
         values = sizes.heads * sizes.value_dim
         rank, gate_rank = ranks(sizes)
         total = scales(7 * D, 5 * keys, 2 * values)
-        for inputs, outputs in ((D, 2 * keys + values), (values, D), (D, 2 * rank + gate_rank), (gate_rank, values)):
+        low_rank = ((D, 2 * rank + gate_rank), (rank, 2 * keys), (gate_rank, values))
+        for inputs, outputs in ((D, 2 * keys + values), (values, D), *low_rank):
             total += product(W, inputs, outputs)
-        total += product(W, rank, keys) + product(W, rank, keys)
         E = sizes.key_dim
         V = sizes.value_dim
         return total + chunk_costs(sizes, sizes.heads, pairs=5 * E + 4 * V, states=4 * E * V)
