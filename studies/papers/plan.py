@@ -62,14 +62,17 @@ class Plan:
         runs = [run for row in self.table.rows for run in self.runs_of(row, prepared).values()]
         first, *others = self.seeds
         made = [self.place.training(each, first) for run in runs for each in self.choice.runs(run)]
-        made += [self.place.training(self.choice.chosen(run), seed) for seed in others for run in runs]
+        chosen = [self.choice.chosen(run) for run in runs] if others else []
+        made += [self.place.training(run, seed) for seed in others for run in chosen]
         return list({training.name: training for training in made}.values())
 
     def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
         """The runs behind each of our results, seed by seed."""
+        chosen = [
+            (row, {key: self.choice.chosen(run) for key, run in self.runs_of(row).items()}) for row in self.table.rows
+        ]
         for seed in self.seeds:
-            for row in self.table.rows:
-                runs = {key: self.choice.chosen(run) for key, run in self.runs_of(row).items()}
+            for row, runs in chosen:
                 for column in self.table.columns:
                     key = column.of or next(iter(runs), "")
                     run = runs.get(key)
