@@ -47,6 +47,7 @@ SMOLLM2: dict[str, Any] = {
     "pretrained": "none", "layers": 30, "d_model": 576, "heads": 9, "kv_heads": 3, "mlp_dim": 1536, "positions": 8192,
     "window": 256,
 }  # fmt: skip
+MIXERS: tuple[Ours, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7")
 MODELS: dict[Ours, ModelSettings] = {
     "slide": PRESETS["pg19-slide-13L"].model,
     "rec": PRESETS["pg19-rec-fixed-skip"].model,
@@ -61,11 +62,7 @@ MODELS: dict[Ours, ModelSettings] = {
         **{name: size for name, size in SIZE.items() if name != "head_dim"}, window=320, overlap=64, positions=1024
     ),
     "vanilla": VanillaConfig(layers=13),
-    "delta": PRESETS["pg19-mixers-delta"].model,
-    "mamba2": PRESETS["pg19-mixers-mamba2"].model,
-    "mlstm": PRESETS["pg19-mixers-mlstm"].model,
-    "retention": PRESETS["pg19-mixers-retention"].model,
-    "rwkv7": PRESETS["pg19-mixers-rwkv7"].model,
+    **{name: PRESETS[f"pg19-mixers-{name}"].model for name in MIXERS},
     "llama": LlamaConfig(**SMOLLM2),
     "llama-rec": LlamaRecConfig(**SMOLLM2),
 }
@@ -77,14 +74,12 @@ TINY: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 2, "head_dim": 16, 
 TINY |= {"recurrent_layers": (2,), "states": 16, "memory": 64, "top_k": 4, "chunk": 16, "span": 16, "positions": 64}
 TINY |= {"kv_heads": 1, "key_dim": 8, "value_dim": 8}
 TINY_OF: dict[Ours, dict[str, Any]] = {"xl": {"window": 32}, "gpt2-rec": {"window": 20, "overlap": 4}}
-TINY_OF |= {"delta": {"layers": ("delta",) * 2}, "mamba2": {"layers": ("mamba2",) * 2}}
-TINY_OF |= {"mlstm": {"layers": ("mlstm",) * 2}, "retention": {"layers": ("retention",) * 2}}
-TINY_OF |= {"rwkv7": {"layers": ("rwkv7",) * 2}}
+TINY_OF |= {name: {"layers": (name,) * 2} for name in MIXERS}
 
 
 BY_DEFAULT: tuple[Model, ...] = (
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing", "staircase", "cached-staircase", "gpt2-rec",
-    "delta", "mamba2", "mlstm", "retention", "rwkv7", "llama", "llama-rec", "peer",
+    *MIXERS, "llama", "llama-rec", "peer",
 )  # fmt: skip
 
 
