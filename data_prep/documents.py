@@ -119,6 +119,14 @@ class Corpus(Protocol):
         ...
 
 
+def check_least(corpus: Corpus, **least: int) -> None:
+    """Raises CorpusError where a field of a corpus is less than the least that it may be."""
+    for field, bound in least.items():
+        value = getattr(corpus, field)
+        if value < bound:
+            raise CorpusError(f"{field} of corpus {corpus.name} is {value}: give --{field} {bound} or more")
+
+
 @runtime_checkable
 class Remarks(Protocol):
     """A corpus that has something to say on its splits, which `prepare` prints."""

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from data_prep.documents import CorpusError, Document, Source
+from data_prep.documents import CorpusError, Document, Source, check_least
 
 LINE = 16
 """Bytes of a line, with its newline."""
@@ -70,10 +70,7 @@ class Names:
     """All documents follow from it."""
 
     def __post_init__(self) -> None:
-        for option in ("train", "validation", "test", "seed"):
-            value = getattr(self, option)
-            if value < 0:
-                raise CorpusError(f"{option} of corpus {self.name} is {value}: give --{option} 0 or more")
+        check_least(self, train=0, validation=0, test=0, seed=0)
         if not self.distances or min(self.distances) < 1:
             raise CorpusError(f"distances of corpus {self.name} are {self.distances}: give --distances of 1 or more")
 

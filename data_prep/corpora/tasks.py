@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.documents import SPLITS, CorpusError, Document, Source
+from data_prep.documents import SPLITS, CorpusError, Document, Source, check_least
 
 MOST_SYMBOLS = 1_000_000
 """Symbols of a task, at most; a model has an embedding for each."""
@@ -96,11 +96,8 @@ class Task(ABC):
                 )
 
     def check(self, **least: int) -> None:
-        """Raises CorpusError where a field is less than the least that it may be."""
-        for field, bound in least.items():
-            value = getattr(self, field)
-            if value < bound:
-                raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or more")
+        """As `check_least`."""
+        check_least(self, **least)
 
     def check_most(self, **most: int) -> None:
         """Raises CorpusError where a field is more than the most that it may be."""
