@@ -136,7 +136,7 @@ class StateDirection(nn.Module):
         assert read.q_cross is not None
         self_BHSE = attend(read.q_self, read.k, read.v)
         cross_BHSE = attend(read.q_cross, kz_BHZE, vz_BHZE, absent_B)
-        h_BSN = merge_heads(torch.cat([self_BHSE, cross_BHSE], dim=1))
+        h_BSN = merge_heads(self_BHSE, cross_BHSE)
         if self.attention_gate is not None:
             c_BSD = self.attention_gate(c_BSD, h_BSN)
             h_BSN = c_BSD if self.mlp_norm is None else self.mlp_norm(c_BSD)
@@ -196,16 +196,13 @@ class RecurrentLayer(StackLayer):
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
         reads: list[Projections] = []
-        for k in range(fresh_BK.shape[1]):
-            c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_BK[:, k])
+        absent = [None] * kz.shape[1] if no_previous_block_BK is None else no_previous_block_BK.unbind(1)
+        # unbind, since the gradient of an index is as large as the whole segment
+        blocks = zip(kz.unbind(1), vz.unbind(1), fresh_BK.unbind(1), absent, strict=True)
+        for kz_BHZE, vz_BHZE, fresh_B, absent_B in blocks:
+            c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_B)
             reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
-            c_BSD = self.states.update(
-                c_BSD,
-                reads[-1],
-                kz[:, k],
-                vz[:, k],
-                None if no_previous_block_BK is None else no_previous_block_BK[:, k],
-            )
+            c_BSD = self.states.update(c_BSD, reads[-1], kz_BHZE, vz_BHZE, absent_B)
         return reads, c_BSD
 
     def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:

@@ -238,9 +238,10 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
-def merge_heads(x: Tensor) -> Tensor:
-    """[…, H, n, E] → […, n, H·E]."""
-    return x.transpose(-3, -2).flatten(-2)
+def merge_heads(*parts: Tensor) -> Tensor:
+    """[…, H, n, E] → […, n, H·E]; several parts' heads stand side by side."""
+    turned = [x.transpose(-3, -2) for x in parts]
+    return (turned[0] if len(parts) == 1 else torch.cat(turned, -2)).flatten(-2)
 
 
 def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:

@@ -157,10 +157,11 @@ class MemorizingLayer(StackLayer):
         values_BHME = state["memory_values"].clone()
         count_B = state["memory_count"]
         read = []
-        for k in range(fresh_BK.shape[1]):
-            count_B = count_B.masked_fill(fresh_BK[:, k], 0)
-            read.append(recall(tokens.q_self[:, k], keys_BHME, values_BHME, count_B, self.config.top_k))
-            count_B = self.enter(keys_BHME, values_BHME, count_B, tokens.k[:, k], tokens.v[:, k])
+        blocks = (x.unbind(1) for x in (tokens.q_self, tokens.k, tokens.v, fresh_BK))
+        for q_BHWE, k_BHWE, v_BHWE, fresh_B in zip(*blocks, strict=True):
+            count_B = count_B.masked_fill(fresh_B, 0)
+            read.append(recall(q_BHWE, keys_BHME, values_BHME, count_B, self.config.top_k))
+            count_B = self.enter(keys_BHME, values_BHME, count_B, k_BHWE, v_BHWE)
         return torch.stack(read, 1), emptied(keys_BHME, values_BHME, count_B)
 
     def enter(self, keys_BHME: Tensor, values_BHME: Tensor, count_B: Tensor, k_BHWE: Tensor, v_BHWE: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class StackLayer(nn.Module, ABC):
 
 def last_block(tokens: Projections) -> State:
     """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
-    return {"keys": tokens.k[:, -1].clone(), "values": tokens.v[:, -1].clone()}
+    return {"keys": tokens.k.unbind(1)[-1].clone(), "values": tokens.v.unbind(1)[-1].clone()}
 
 
 class TokenLayer(nn.Module):
@@ -181,8 +181,8 @@ class TokenLayer(nn.Module):
 
     def combine(self, x_nD: Tensor, self_HnE: Tensor, cross_HnE: Tensor | None = None) -> Tensor:
         """Attention's output into the residual stream, then the MLP's; over any leading dimensions."""
-        heads_HnE = self_HnE if cross_HnE is None else torch.cat([self_HnE, cross_HnE], dim=-3)
-        x_nD = x_nD + self.attention_dropout(self.out(merge_heads(heads_HnE)))
+        heads_nC = merge_heads(self_HnE) if cross_HnE is None else merge_heads(self_HnE, cross_HnE)
+        x_nD = x_nD + self.attention_dropout(self.out(heads_nC))
         return x_nD + self.mlp(self.mlp_norm(x_nD))
 
     def open(self, state: State, shared_kv: Projections | None = None) -> State:

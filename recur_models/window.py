@@ -31,7 +31,9 @@ def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detache
 
     ``detached``: the previous block's get no gradient, wherever they come from.
     """
-    previous_BKHWE = torch.cat([cache_BHWE[:, None].to(x_BKHWE.dtype), x_BKHWE[:, :-1]], dim=1)
+    previous_BKHWE = cache_BHWE[:, None].to(x_BKHWE.dtype)
+    if x_BKHWE.shape[1] > 1:
+        previous_BKHWE = torch.cat([previous_BKHWE, x_BKHWE[:, :-1]], dim=1)
     previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
     previous_BKHWE = previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0)
     return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
