@@ -119,19 +119,20 @@ class FeedbackTransformer(CoreModel):
         config = self.config
         outputs = []
         memories = []
+        # One pair for each layer, of the block's tokens so far; none before the first token.
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
         project = self.projection()
         for t in range(x_BWD.shape[1]):
             seen = Seen(None, None, config.absent)
             if crossing_BS is not None:
                 seen = seen._replace(crossing_Bnm=F.pad(crossing_BS, (0, t), value=False)[:, None])
-            parts = [[pair, _stacked(pairs)] if t else [pair] for pair, pairs in zip(earlier, own, strict=True)]
+            parts = [[pair, *so_far] for pair, so_far in zip(earlier, own, strict=True)]
             output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, t)
             outputs.append(output_B1D)
             memories.append(memory_B1D)
-            for pairs, (k, v) in zip(own, self.keys_values(memory_B1D, project), strict=True):
-                pairs.append((k[:, :, 0], v[:, :, 0]))
-        return torch.cat(outputs, 1), torch.cat(memories, 1), [_stacked(pairs) for pairs in own]
+            new = self.keys_values(memory_B1D, project)
+            own = [[joined(*so_far, pair)] for so_far, pair in zip(own, new, strict=True)]
+        return torch.cat(outputs, 1), torch.cat(memories, 1), [so_far[0] for so_far in own]
 
     def token(
         self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | int
@@ -190,9 +191,9 @@ class FeedbackTransformer(CoreModel):
         return [Probe("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
 
 
-def _stacked(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Keys and values of single tokens, [B, H, E] each, side by side."""
-    return torch.stack([k for k, _ in pairs], 2), torch.stack([v for _, v in pairs], 2)
+def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, H, n, E], those of later tokens behind."""
+    return torch.cat([k for k, _ in pairs], 2), torch.cat([v for _, v in pairs], 2)
 
 
 class FeedbackIncrementalDecoder(IncrementalDecoder):
