@@ -4,7 +4,8 @@
     hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # what the logits are made of
 
 The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
-logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V.
+logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V, and
+the gradients of 1,024 tokens' logits in the dtype of the product.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from recur_models.protocol import IGNORED, RecurrentModel, State
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Logits held at a time, by the kind of device: 16 MiB in float32, which a processor's cache is near; on a GPU 2 GiB, so that each
 product fills it: eight chunks at the block-recurrent paper's 32 × 4,096 tokens."""
-GRADIENT_TOKENS = 256
-"""Least tokens of a chunk that adds to the weight's gradient: it reads and writes all of that, however few its tokens."""
+GRADIENT_TOKENS = 1024
+"""Least tokens whose logits' gradients are held at a time where the weight is trained: adding to its gradient reads and writes all
+of that, however few the tokens."""
 WHOLE_ELEMENTS = 1 << 32
 """Logits that compiled code holds at the most on a GPU, in the place of chunks: 8 GiB in bfloat16. It makes one pass of the softmax
 and its sum, and no float32 copy."""
@@ -39,10 +41,9 @@ def chunked_cross_entropy(
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
         hidden_ND = hidden_ND.to(dtype)
-        weight_VD = weight_VD.to(dtype)
     fits = len(hidden_ND) * len(weight_VD) <= WHOLE_ELEMENTS
     if hidden_ND.device.type == "cuda" and torch.compiler.is_compiling() and fits:
-        return whole_cross_entropy(hidden_ND, weight_VD, targets_N, bias_V)
+        return whole_cross_entropy(hidden_ND, weight_VD.to(hidden_ND.dtype), targets_N, bias_V)
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyrefly: ignore
 
 
@@ -123,11 +124,44 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tens
     return logits_CV if bias_V is None else logits_CV.add_(bias_V)
 
 
+def _errors(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_C: Tensor, normalizer_C: Tensor
+) -> Tensor:
+    """softmax − target [C, V] in float32. ``normalizer_C``: of the softmax."""
+    errors_CV = _logits(hidden_CD, weight_VD, bias_V).sub_(normalizer_C[:, None]).exp_()
+    return errors_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], errors_CV.new_full((len(errors_CV), 1), -1.0))
+
+
+def _logit_gradients(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    normalizer_N: Tensor,
+    grad_N: Tensor,
+) -> Tensor:
+    """Gradients of tokens' logits [N, V] in the dtype of ``hidden_ND``, made in float32 for one chunk at a time.
+
+    ``grad_N``: the gradient of their nats.
+    """
+    chunks = _chunks(hidden_ND, len(weight_VD))
+    if len(chunks) == 1:
+        errors_NV = _errors(hidden_ND, weight_VD, bias_V, targets_N, normalizer_N)
+        return errors_NV.mul_(grad_N[:, None]).to(hidden_ND.dtype)
+    made_NV = hidden_ND.new_empty(len(hidden_ND), len(weight_VD))
+    for chunk in chunks:
+        errors_CV = _errors(hidden_ND[chunk], weight_VD, bias_V, targets_N[chunk], normalizer_N[chunk])
+        torch.mul(errors_CV, grad_N[chunk, None], out=made_NV[chunk])
+    return made_NV
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None
     ) -> Tensor:
+        ctx.weight_dtype = weight_VD.dtype  # pyrefly: ignore
+        weight_VD = weight_VD.to(hidden_ND.dtype)
         nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
         normalizer_N = torch.empty_like(nats_N)
         for chunk in _chunks(hidden_ND, len(weight_VD)):
@@ -149,16 +183,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
         for chunk in _chunks(hidden_ND, len(weight_VD), GRADIENT_TOKENS if trains_weight else 1):
-            logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
-            grad_CV = logits_CV.sub_(normalizer_N[chunk, None]).exp_()  # the softmax
-            grad_CV.scatter_add_(1, targets_N[chunk].clamp(min=0)[:, None], grad_CV.new_full((len(grad_CV), 1), -1.0))
-            grad_CV.mul_(grad_N[chunk, None])
+            grad_CV = _logit_gradients(
+                hidden_ND[chunk], weight_VD, bias_V, targets_N[chunk], normalizer_N[chunk], grad_N[chunk]
+            )
             if grad_bias_V is not None:
-                grad_bias_V += grad_CV.sum(0)
-            grad_CV = grad_CV.to(hidden_ND.dtype)
+                grad_bias_V += grad_CV.sum(0, dtype=torch.float32)
             grad_hidden_ND[chunk] = grad_CV @ weight_VD
             if grad_weight_VD is not None:
                 grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
-        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(ctx.weight_dtype)  # pyrefly: ignore
         grad_bias_V = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_ND, grad_weight_VD, None, grad_bias_V
