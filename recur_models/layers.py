@@ -158,10 +158,18 @@ def trains_in_bfloat16_on_cpu(x: Tensor) -> bool:
     )
 
 
+def normed_in_bfloat16(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x / √(mean(x²) + eps) · scale in bfloat16, which the products after it need: torch's norm is not fused there.
+
+    For `trains_in_bfloat16_on_cpu`.
+    """
+    return _NormToBfloat16.apply(x, eps) * scale.bfloat16()  # pyrefly: ignore
+
+
 class RMSNorm(nn.Module):
     """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own.
 
-    In training under autocast on a CPU it gives bfloat16, which the products after it need: torch's norm is not fused there.
+    In training under autocast on a CPU it gives bfloat16 (`normed_in_bfloat16`).
     """
 
     def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
@@ -172,7 +180,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.groups == 1 and trains_in_bfloat16_on_cpu(x):
-            return _NormToBfloat16.apply(x, self.eps) * self.scale.bfloat16()  # pyrefly: ignore
+            return normed_in_bfloat16(x, self.scale, self.eps)
         scale = self.scale.to(x.dtype)
         if self.groups == 1:
             return F.rms_norm(x, scale.shape, scale, eps=self.eps)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import rotate, split_heads
+from recur_models.layers import normed_in_bfloat16, rotate, split_heads, trains_in_bfloat16_on_cpu
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -129,8 +129,8 @@ class LlamaConfig(DecoderConfig):
     def layer(self) -> LlamaLayer:
         return LlamaLayer(self)
 
-    def norm(self) -> nn.RMSNorm:
-        return nn.RMSNorm(self.d_model, eps=self.norm_eps)
+    def norm(self) -> LlamaNorm:
+        return LlamaNorm(self.d_model, eps=self.norm_eps)
 
     def layer_costs(self, tokens: int) -> Costs:
         d = self.d_model
@@ -144,6 +144,15 @@ class LlamaRecConfig(LlamaConfig, RecurrentDecoderConfig):
     """Llama with recurrence over windows that overlap."""
 
     name: ClassVar[str] = "llama-rec"
+
+
+class LlamaNorm(nn.RMSNorm):
+    """Torch's norm; in training under autocast on a CPU its result is in bfloat16, so that no product has to cast it."""
+
+    eps: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normed_in_bfloat16(x, self.weight, self.eps) if trains_in_bfloat16_on_cpu(x) else super().forward(x)
 
 
 def unbiased(fan_in: int, fan_out: int) -> nn.Linear:

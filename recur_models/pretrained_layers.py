@@ -82,11 +82,15 @@ class DecoderLayer(nn.Module, ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
         """Attention's heads [B, H, n, E]. ``seen_Bnm``: bool, whether a query sees a key; with h_prev, its N keys stand first."""
         rate = self.rate if self.training else 0.0
+        if prev_BND is None and fused_attention_is_slow(q):
+            # The queries of heads that share keys stand one below the other.
+            groups = self.heads // self.kv_heads
+            q = q.unflatten(1, (self.kv_heads, groups)).flatten(2, 3)
+            heads = attention_weights(q, k, seen_Bnm.repeat(1, groups, 1), rate) @ v
+            return heads.unflatten(2, (groups, -1)).flatten(1, 2)
         k = self.repeat_heads(k)
         v = self.repeat_heads(v)
         if prev_BND is None:
-            if fused_attention_is_slow(q):
-                return attention_weights(q, k, seen_Bnm, rate) @ v
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
         k_prev, v_prev = (self.repeat_heads(x_BGNE) for x_BGNE in self.keys_values(prev_BND))
         weights = attention_weights(q, torch.cat([k_prev, k], 2), seen_Bnm, rate)

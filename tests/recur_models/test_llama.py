@@ -120,11 +120,15 @@ def test_in_bfloat16_on_a_cpu_it_attends_as_in_float32_without_the_slow_kernel(
     model = config(pretrained="none", kv_heads=2, window=8, overlap=overlap, **SIZES).build(IDS)
     tokens = text(2, 4 * (8 - overlap))
     exact, _ = model(tokens, None, None, tokens)
+    wanted = torch.autograd.grad(exact.mean(), list(model.parameters()))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         with torch.autocast("cpu", torch.bfloat16):
             found, _ = model(tokens, None, None, tokens)
         found.mean().backward()
     torch.testing.assert_close(found, exact, atol=0.03, rtol=0.01)
+    for (name, parameter), expected in zip(model.named_parameters(), wanted, strict=True):
+        assert parameter.grad is not None, name
+        assert (parameter.grad - expected).norm() <= 0.05 * expected.norm() + 1e-5, name
     assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
 
 
