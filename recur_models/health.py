@@ -80,8 +80,8 @@ class Health:
         else:
             return None
         return (
-            f"the model is learning to ignore its recurrent State: {evidence}; more lanes, another optim.lr, or "
-            '--model.gate lstm of a rec, may help (docs/models.md, "When recurrence pays")'
+            f"the model is learning to ignore its recurrent State: {evidence}; shorter segments, another optim.lr, "
+            'or --model.gate lstm of a rec, may help (docs/models.md, "When recurrence pays")'
         )
 
 
