@@ -143,6 +143,7 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
     """
     segment = 10 * config.model.block
     steps = SMOLLM2_TOKENS // (2 * segment)
+    every = steps // 40
     return replace(
         config,
         data=replace(config.data, lanes=2, segment_length=segment),
@@ -150,9 +151,9 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
         steps=steps,
         num_workers=0,
         recompute="nothing",
-        validate_every=steps // 10,
+        validate_every=4 * every,  # so that every checkpoint of these steps can be the best
         validate_tokens=20_000,
-        checkpoint=CheckpointConfig(every=steps // 40),
+        checkpoint=CheckpointConfig(every=every),
     )
 
 

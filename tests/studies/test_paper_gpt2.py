@@ -90,6 +90,14 @@ def test_validation_is_measured_every_2_million_tokens() -> None:
             assert config.validate_tokens == 0
 
 
+def test_smollm2_saves_what_it_validates() -> None:
+    place = trainings.StudyFolder(Path("nowhere"))
+    for row in GPT2["smollm2"].rows:
+        config = place.training(row.runs["tiny"][""], 0).config
+        assert config.validate_every % config.checkpoint.every == 0, row.label
+        assert 9 <= config.steps // config.validate_every <= 11, row.label
+
+
 def test_the_presets_do_not_clip_gradients() -> None:
     for name in FINE_TUNED:
         assert PRESETS[name].optim.max_grad_norm == 0, name
