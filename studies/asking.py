@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from common.errors import UserError
 from data_prep.corpora.names import ANSWER, LINE
 from data_prep.store import SegmentStore
 from pipelines.training.scoring import has_states
@@ -47,9 +48,16 @@ def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -
     return logits_BTV[:, ANSWER].argmax(-1)
 
 
-def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
-    """Ask the test documents of this distance."""
+def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool = True) -> Recall:
+    """Ask the test documents of this distance. ``cleared``: ask once more with the recurrent states cleared, where there are some.
+
+    Raises UserError for a store without such documents.
+    """
     chosen = [i for i, d in enumerate(store.manifest.documents) if d.id.startswith(f"test/{distance}/")]
+    if not chosen:
+        raise UserError(
+            f"{store.folder} asks no names {distance} windows later: prepare it with --distances {distance}"
+        )
     length = (distance + 1) * LINE
     tokens_BT = torch.from_numpy(np.stack([store.tokens(i, 0, length) for i in chosen]).astype(np.int64))
     inputs_BT = torch.cat([torch.full((len(chosen), 1), store.bod_id), tokens_BT[:, :-1]], 1)
@@ -59,4 +67,4 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int) -> Recall:
         right = answer(model, inputs_BT, clear_states) == wanted
         return right.all(1).float().mean().item(), right.float().mean().item()
 
-    return Recall(*shares(False), *(shares(True) if has_states(model) else ()))
+    return Recall(*shares(False), *(shares(True) if cleared and has_states(model) else ()))

@@ -4,9 +4,9 @@
     python -m pipelines.paper block-recurrent table-3 --corpus python-source --seeds 0 1 2
     python -m pipelines.paper gpt2 table-2 --scale paper --dry-run                  # what it would train, and what that costs
 
-block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1 to table-4, figure-4 and figure-5;
-staircase table-1 to table-3, figure-2 and figure-3; today table-1 and figure-1, which no paper
-has. `tiny` is hours on two cores, `paper` the paper's own size.
+block-recurrent has table-1 to table-5, section-4.3 and figure-3 to figure-7; gpt2 table-1 to table-4, figure-4, figure-5 and
+smollm2; staircase table-1 to table-3, figure-2 and figure-3; today table-1 and figure-1, which no paper has.
+`tiny` is hours on two cores, `paper` the paper's own size.
 
 Stores, runs and reports are below `--root`, as `prepare`, `train` and `evaluate` make them. After a stop or a kill at any moment,
 the same command resumes, and keeps what is done. It writes the table to `<root>/tables/…` as markdown, JSON and a picture, with the

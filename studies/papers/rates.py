@@ -52,9 +52,10 @@ class Rates:
         """Sentences on which rates were chosen, and on runs that were not trained at all of them."""
         if not self.tried:
             return []
-        trained = [(run, self.trained(run)) for run in runs]
+        trainings = {self.place.training(run, self.seed).name: run for run in runs}
+        trained = [(run, self.trained(run)) for run in trainings.values()]
         counts = Counter(self.own(found[0]) for _, found in trained if found)
         named = ", ".join(f"{rate:g} in {counts[rate]}" for rate in self.tried)
         few = [f"{run.preset} of {len(found)}" for run, found in trained if 0 < len(found) < len(self.tried)]
-        said = [f"learning rates: the best on validation with seed {self.seed}, {named} of the runs"]
+        said = [f"learning rates: the best on validation with seed {self.seed}, {named} of the trainings"]
         return [*said, f"not trained at all {len(self.tried)} rates: {'; '.join(few)}"] if few else said

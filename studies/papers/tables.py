@@ -34,7 +34,7 @@ token, the output layer's left out; `relative_time` of a step is against that of
 without begin-of-document; `tokens` and `tokens_per_word` are of the split; `states_cleared` are the bits per token that clearing
 the recurrent states, or the memory, at each segment costs; `state_bytes` are those of a lane; `tokens_per_second` are read in
 training, `written_per_second` written one by one by one lane; `names_wrong` is the percentage of names that are not known
-`Column.windows` later (studies/names.py)."""
+`Column.windows` later (studies/asking.py)."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "names_wrong")
 """Metrics of which the lower is the better, and by which rows are ordered."""
 PERCENTAGES = ("error_percent", "names_wrong")

@@ -209,10 +209,12 @@ class Training:
         return found
 
     def validated(self, errors: bool) -> float:
-        """The last validation's share of errors if ``errors``, else its bits per token; infinite without a validation."""
+        """Validation's share of errors if ``errors``, else its bits per token: the last, or the least where the best checkpoint is
+        scored; infinite without a validation."""
         name = "validation/error_rate" if errors else "validation/bits_per_token"
         records = read_records(self.folder / "metrics.jsonl")
-        return next((record.metrics[name] for record in reversed(records) if name in record.metrics), math.inf)
+        found = [record.metrics[name] for record in records if name in record.metrics]
+        return (min(found) if self.checkpoint == "best" else found[-1]) if found else math.inf
 
     def ms_per_step(self) -> float | None:
         """Milliseconds of a step: timed now if it is small, since trainings run beside others; else the median of its curve.
@@ -238,7 +240,7 @@ class Training:
 
         store = SegmentStore.open(self.config.data.store, self.data.corpus, "test")
         with one_thread():
-            return 100 * (1 - ask(model_of(find_checkpoint(self.model)), store, windows).names)
+            return 100 * (1 - ask(model_of(find_checkpoint(self.model)), store, windows, cleared=False).names)
 
     def cost(self, rate: float = 0.0) -> Cost:
         """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take `ASSUMED_RATE`."""

@@ -383,7 +383,9 @@ def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[
     assert both["runs"]["slide"] == [best, other]
     assert [name for name in both["done"] if name.startswith("train")] == [f"train {other}"]
     at_own = int("lr-0.1" not in best)
-    said = f"learning rates: the best on validation with seed 0, {own:g} in {at_own}, 0.1 in {1 - at_own} of the runs"
+    said = (
+        f"learning rates: the best on validation with seed 0, {own:g} in {at_own}, 0.1 in {1 - at_own} of the trainings"
+    )
     assert said in both["facts"]
     third = make("one", *words, "0.2", "--no-train")
     assert "not trained at all 3 rates: small-slide of 2" in third["facts"]
