@@ -117,10 +117,14 @@ class RecurrentMixer(Mixer):
         self.norm = RMSNorm(sizes.d_model, norm_eps)
         self.carried = Carried()
 
+    def zeros(self, *sizes: int) -> Tensor:
+        """Zeros for a State in float32 or float64, whatever the weights have: in bfloat16 it would not take up small parts."""
+        return upcast(self.norm.scale).new_zeros(sizes)
+
     def initial_state(self, lanes: int) -> State:
         """A matrix for each head: ``states`` [B, H, E, V]. A mixer that carries more adds to it."""
         sizes = self.sizes
-        return {"states": self.norm.scale.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
+        return {"states": self.zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim)}
 
     @abstractmethod
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:

@@ -111,10 +111,9 @@ class MatrixLSTM(RecurrentMixer):
 
     def initial_state(self, lanes: int) -> State:
         sizes = self.sizes
-        like = self.norm.scale
         return {
-            "states": like.new_zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim + 1),
-            "log_scale": like.new_zeros(lanes, sizes.heads),
+            "states": self.zeros(lanes, sizes.heads, sizes.key_dim, sizes.value_dim + 1),
+            "log_scale": self.zeros(lanes, sizes.heads),
         }
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:

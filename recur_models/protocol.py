@@ -160,7 +160,8 @@ class RecurrentModel(nn.Module, ABC):
 
     @abstractmethod
     def initial_state(self, lanes: int) -> State:
-        """The State of ``lanes`` lanes before their first document, on the model's device and in its dtype."""
+        """The State of ``lanes`` lanes before their first document, on the model's device. Its dtype is the model's, or float32
+        where that would lose what is added up."""
 
     def forward(
         self,

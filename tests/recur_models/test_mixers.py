@@ -12,10 +12,11 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 from transformers.models.xlstm import modeling_xlstm as xlstm
 
 from common.errors import UserError
+from recur_models.decoding import begin, read
 from recur_models.gated_delta import gated_delta_rule
 from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
-from recur_models.mixers import MixersConfig
+from recur_models.mixers import MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
 from recur_models.rwkv7 import LEAST_LOG_DECAY, generalised_delta_rule
 
@@ -250,3 +251,20 @@ def test_a_convolution_sees_nothing_of_an_earlier_document(name: Literal["delta"
     with pytest.raises(UserError, match=r"model\.window is 2, .* --model\.window 3 or more, or --model\.conv 3"):
         MixersConfig(**sizes, window=2, chunk=2, conv=4)
     MixersConfig(**sizes | {"layers": ("mlstm", "window")}, window=2, chunk=2, conv=4)  # these have no convolution
+
+
+@pytest.mark.parametrize("mixer", ["delta", "mamba2", "mlstm", "retention", "rwkv7"])
+def test_a_state_of_bfloat16_weights_is_the_same_token_by_token(mixer: MixerName) -> None:
+    torch.manual_seed(0)
+    config = MixersConfig(layers=(mixer,), d_model=32, heads=4, key_dim=8, value_dim=8, mlp_dim=16, window=64, chunk=16)
+    model = config.build(257).bfloat16().eval()
+    text = torch.randint(257, (2, 256))
+    with torch.no_grad():
+        _, whole = model(text)
+        reading = begin(model.incremental_decoder(), lanes=2)
+        for token_B1 in text.split(1, 1):
+            _, reading = read(model.incremental_decoder(), reading, token_B1, keep=1)
+    found = reading.state["layers.0.states"]
+    expected = whole["layers.0.states"]
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() <= 0.01 * expected.norm()
