@@ -162,7 +162,7 @@ class GatedDelta(RecurrentMixer):
             # A token decays the state once, in its first transition.
             step_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
             is_first_R1 = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
-            log_decay = -self.log_rate_H.exp() * step_BTH[:, :, None] * is_first_R1
+            log_decay = -upcast(self.log_rate_H).exp() * step_BTH[:, :, None] * is_first_R1
         if valid_BT is not None:
             beta = beta * valid_BT[..., None, None]
             log_decay = log_decay * valid_BT[..., None, None]

@@ -128,7 +128,8 @@ class Retention(RecurrentMixer):
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes
         q, k, v, gate = split_qkv_gate(self.qkvg(x_BTD), sizes)
-        log_decay_H = torch.log1p(-(2.0 ** (-5.0 - torch.arange(sizes.heads, device=x_BTD.device))))
+        head_H = torch.arange(sizes.heads, dtype=upcast(self.norm.scale).dtype, device=x_BTD.device)
+        log_decay_H = torch.log1p(-(2.0 ** (-5.0 - head_H)))
         log_decay_BTH = log_decay_H.expand(*x_BTD.shape[:2], -1)
         if valid_BT is not None:
             k = k * valid_BT[..., None, None]

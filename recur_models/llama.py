@@ -44,11 +44,12 @@ def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
 def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions in both ways: a reader that knows one of them alone would take its default for the other, and not say so."""
     output = values.pop("output")
+    dropout = values.pop("dropout")
     theta = values["rope_theta"]
     rope = {"rope_type": "default", "rope_theta": theta}
     return {
         **values,
-        "attention_dropout": values.pop("dropout"),
+        "attention_dropout": dropout,
         "rope_parameters": rope,
         "tie_word_embeddings": output == "tied",
     }

@@ -136,14 +136,14 @@ class Decoder(RecurrentModel):
             targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
             output, _ = self.read_window(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
             return output.unflatten(0, (-1, K)).flatten(1, 2), after
-        x_BKTD = None if by_window else self.embedding(windows_BKT)
+        embedded = None if by_window else self.embedding(windows_BKT).unbind(1)
         parts = []
         prev = self.prev_of(state)
         for k in range(K):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
-            if x_BKTD is not None:
-                part, states_BND = self.read_embeddings(x_BKTD[:, k], count_BK[:, k], prev)
+            if embedded is not None:
+                part, states_BND = self.read_embeddings(embedded[k], count_BK[:, k], prev)
             else:
                 targets_BW = None if targets_BKW is None else targets_BKW[:, k]
                 run = self.recomputed("block", self.read_window)

@@ -221,7 +221,7 @@ class TokenLayer(nn.Module):
 
 
 class Layer(StackLayer):
-    """A window, and nothing else but what another layer shares_states it.
+    """A window, and nothing else but what another layer shares with it.
 
     ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
     segment through its keys and values.

@@ -97,7 +97,7 @@ class VanillaTransformer(RecurrentModel):
         x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
         if self.recompute == "block":
             run = self.recomputed("block", self.stack)
-            x_BKWD = torch.cat([run(x_BKWD[:, k : k + 1]) for k in range(blocks)], dim=1)
+            x_BKWD = torch.cat([run(x_B1WD) for x_B1WD in x_BKWD.split(1, 1)], dim=1)
         else:
             x_BKWD = self.stack(x_BKWD)
         return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), {}
