@@ -82,6 +82,26 @@ def test_cross_entropy_in_chunks_and_whole_equals_the_plain_one(monkeypatch: pyt
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_cross_entropy_in_bfloat16_is_near_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 7 * 13)
+    monkeypatch.setattr(losses, "GRADIENT_TOKENS", 11)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(30, 5, generator=generator).requires_grad_()
+    weight = torch.randn(13, 5, generator=generator).requires_grad_()
+    bias = torch.randn(13, generator=generator).requires_grad_()
+    targets = torch.randint(13, (30,), generator=generator)
+    targets[4:9] = IGNORED
+    learned = (hidden, weight, bias)
+    exact = losses.chunked_cross_entropy(hidden, weight, targets, bias)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = losses.chunked_cross_entropy(hidden, weight, targets, bias)
+    torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
+    gradients = torch.autograd.grad(found.sum(), learned)
+    for ours, wanted in zip(gradients, torch.autograd.grad(exact.sum(), learned), strict=True):
+        assert (ours - wanted).norm() <= 0.02 * wanted.norm()
+    assert not torch.equal(gradients[1], gradients[1].bfloat16().float())  # the weight's is not rounded on its way
+
+
 def test_a_frozen_output_layer_gets_no_gradient() -> None:
     hidden = torch.randn(6, 5, requires_grad=True)
     weight = torch.randn(13, 5)
