@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.layers import MASKED, linear_part, merge_heads, split_heads
+from recur_models.layers import MASKED, is_plain, linear_part, merge_heads, split_heads
 from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
@@ -115,9 +115,17 @@ class CoreLayer(nn.Module):
         q, k, v = (split_heads(part, self.config.heads) for part in self.qkv(self.norm(x_nD)).chunk(3, -1))
         return q / self.config.head_dim**0.5, k, v
 
-    def queries(self, x_nD: Tensor) -> Tensor:
-        """Queries alone, for tokens that attend to keys made elsewhere: [..., H, n, E], divided by √E."""
-        made = linear_part(self.qkv, self.norm(x_nD), slice(self.config.width))
+    def query_weight(self) -> Tensor | None:
+        """The rows of `qkv` that make queries; None where it must be called (`layers.is_plain`)."""
+        return self.qkv.weight[: self.config.width] if is_plain(self.qkv) else None
+
+    def queries(self, x_nD: Tensor, weight: Tensor | None) -> Tensor:
+        """Queries alone, for tokens that attend to keys made elsewhere: [..., H, n, E], divided by √E.
+
+        ``weight``: `query_weight`.
+        """
+        x_nD = self.norm(x_nD)
+        made = linear_part(self.qkv, x_nD, slice(self.config.width)) if weight is None else F.linear(x_nD, weight)
         return split_heads(made, self.config.heads) / self.config.head_dim**0.5
 
     def keys_values(self, x_nD: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,10 +141,15 @@ class CoreLayer(nn.Module):
         return k, v
 
     def attend(
-        self, q_HnE: Tensor, parts: Parts, distance_Hnm: Tensor, seen: Seen, maker: CoreLayer | None = None
+        self,
+        q_HnE: Tensor,
+        parts: Parts,
+        distance_Hnm: Tensor,
+        seen: Seen,
+        nothing: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance].
-        ``maker``: the layer that makes the keys, where it is another."""
+        ``nothing``: that of the layer that makes the keys, where it is made already."""
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen = seen.unseen_nm
@@ -144,7 +157,7 @@ class CoreLayer(nn.Module):
         if crossing is not None and seen.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
         elif crossing is not None:
-            k0, v0 = (maker or self).nothing()
+            k0, v0 = nothing or self.nothing()
             logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
         logits = logits + distance_Hnm
         weights = torch.softmax(logits if unseen is None else logits.masked_fill(unseen, MASKED), dim=-1)

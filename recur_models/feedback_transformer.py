@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,17 @@ from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, split_heads
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
+
+
+class Shared(NamedTuple):
+    """What the tokens of a block share, made once: the gradient of a part of a weight is as large as the weight."""
+
+    projection: tuple[Tensor, Tensor] | None
+    """As `FeedbackTransformer.projection`."""
+    queries: Sequence[Tensor | None]
+    """Each layer's `query_weight`."""
+    nothing: Context
+    """Key and value of a missing memory, of each layer that makes keys; empty where none is missing or missing ones are masked."""
 
 
 @dataclass(frozen=True)
@@ -119,37 +130,43 @@ class FeedbackTransformer(CoreModel):
         config = self.config
         outputs = []
         memories = []
-        # One pair for each layer, of the block's tokens so far; none before the first token.
-        own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
-        project = self.projection()
-        for t in range(x_BWD.shape[1]):
+        # One pair for each layer that makes keys, of the block's tokens so far; none before the first token.
+        own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.makers]
+        shared = self.shared(missing=crossing_BS is not None)
+        for t, x_B1D in enumerate(x_BWD.split(1, 1)):
             seen = Seen(None, None, config.absent)
             if crossing_BS is not None:
                 seen = seen._replace(crossing_Bnm=F.pad(crossing_BS, (0, t), value=False)[:, None])
             parts = [[pair, *so_far] for pair, so_far in zip(earlier, own, strict=True)]
-            output_B1D, memory_B1D = self.token(x_BWD[:, t : t + 1], parts, seen, t)
+            output_B1D, memory_B1D = self.token(x_B1D, parts, seen, t, shared)
             outputs.append(output_B1D)
             memories.append(memory_B1D)
-            new = self.keys_values(memory_B1D, project)
+            new = self.keys_values(memory_B1D, shared.projection)
             own = [[joined(*so_far, pair)] for so_far, pair in zip(own, new, strict=True)]
         return torch.cat(outputs, 1), torch.cat(memories, 1), [so_far[0] for so_far in own]
 
     def token(
-        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | int
+        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | int, shared: Shared
     ) -> tuple[Tensor, Tensor]:
-        """One token through all layers: output and memory [B, 1, D]. ``distance_B1m``: of the keys; or how many of them lie further
-        back than the span, the last being the token's neighbour."""
+        """One token through all layers: output and memory [B, 1, D].
+
+        Args:
+            parts: keys and values, of each layer that makes them.
+            distance_B1m: of the keys; or how many of them lie further back than the span, the last being the token's neighbour.
+            shared: what the block's tokens share.
+        """
         distances = Distances(self.distances_EP, itself=False)
         outputs = [x_B1D]
-        for i, (layer, keys) in enumerate(zip(self.layers, parts, strict=True)):
+        for i, (layer, weight) in enumerate(zip(self.layers, shared.queries, strict=True)):
             note(i, x_B1D)
-            q = layer.queries(x_B1D)
-            maker = self.layers[0] if self.config.keys == "shared" else layer
+            q = layer.queries(x_B1D, weight)
+            maker = min(i, len(parts) - 1)  # the first layer where all share its keys
             if isinstance(distance_B1m, int):
                 near = F.pad(q @ distances.table_EP, (distance_B1m, 0), value=MASKED)
             else:
                 near = distances.at(q, distance_B1m)
-            x_B1D = layer.finish(x_B1D, layer.attend(q, keys, near, seen, maker))
+            nothing = shared.nothing[maker] if shared.nothing else None
+            x_B1D = layer.finish(x_B1D, layer.attend(q, parts[maker], near, seen, nothing))
             outputs.append(x_B1D)
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
         return x_B1D, (weights_L.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
@@ -158,6 +175,12 @@ class FeedbackTransformer(CoreModel):
     def makers(self) -> Sequence[CoreLayer]:
         """The layers that make keys and values."""
         return self.layers[:1] if self.config.keys == "shared" else self.layers
+
+    def shared(self, missing: bool) -> Shared:
+        """What the tokens of a block share; ``missing``: whether one of them lacks a memory."""
+        zeros = missing and self.config.absent == "zeros"
+        nothing = [layer.nothing() for layer in self.makers] if zeros else []
+        return Shared(self.projection(), [layer.query_weight() for layer in self.layers], nothing)
 
     def projection(self) -> tuple[Tensor, Tensor] | None:
         """One matrix and one bias that make keys and values for all layers from a memory normed without scale. None where
@@ -173,15 +196,13 @@ class FeedbackTransformer(CoreModel):
         return torch.cat(folded), torch.cat(biases)
 
     def keys_values(self, memory_BnD: Tensor, projection: tuple[Tensor, Tensor] | None = None) -> Context:
-        """Each layer's of some memories: [B, H, n, E]."""
+        """Those of some memories, of each layer that makes them: [B, H, n, E]."""
         projection = projection or self.projection()
         if projection is None:
-            pairs = [layer.keys_values(memory_BnD) for layer in self.makers]
-        else:
-            made = F.linear(F.layer_norm(memory_BnD, memory_BnD.shape[-1:]), *projection)
-            each = [split_heads(part, self.config.heads) for part in made.split(self.config.width, -1)]
-            pairs = list(zip(each[::2], each[1::2], strict=True))
-        return pairs * (len(self.layers) // len(pairs))
+            return [layer.keys_values(memory_BnD) for layer in self.makers]
+        made = F.linear(F.layer_norm(memory_BnD, memory_BnD.shape[-1:]), *projection)
+        each = [split_heads(part, self.config.heads) for part in made.split(self.config.width, -1)]
+        return list(zip(each[::2], each[1::2], strict=True))
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return FeedbackIncrementalDecoder(self)
@@ -197,8 +218,8 @@ def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class FeedbackIncrementalDecoder(IncrementalDecoder):
-    """The block keeps, for each layer i, ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's memories, and
-    ``keys`` and ``values`` [B, H, W, E] of its own memories; and these ``memories`` [B, W, D]."""
+    """The block keeps, for each layer i that makes keys, ``earlier_keys`` and ``earlier_values`` [B, H, span, E] of the State's
+    memories, and ``keys`` and ``values`` [B, H, W, E] of its own memories; and these ``memories`` [B, W, D]."""
 
     model: FeedbackTransformer
 
@@ -220,22 +241,22 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         outputs = []
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
-        project = model.projection()
-        for n in range(tokens_Bn.shape[1]):
+        shared = model.shared(missing=True)
+        for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
             distance_B1m = place_B1[..., None] + config.span - slot_m
             unseen_B1m = (distance_B1m < 1) | (distance_B1m > config.span)
             seen = Seen(unseen_B1m[:, None], missing_B1m, config.absent)
             parts = [
                 [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
-                for i in range(config.layers)
+                for i in range(len(model.makers))
             ]
-            output_B1D, memory_B1D = model.token(x_BnD[:, n : n + 1], parts, seen, distance_B1m)
+            output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)
             outputs.append(output_B1D)
             # A token that only fills its lane's row up is written too: behind the lane's own, which will be written over it.
             here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
             after["memories"] = torch.where(here_BW[..., None], memory_B1D, after["memories"])
-            for i, pair in enumerate(model.keys_values(memory_B1D, project)):
+            for i, pair in enumerate(model.keys_values(memory_B1D, shared.projection)):
                 for kind, new in zip(("keys", "values"), pair, strict=True):
                     after[f"{i}.{kind}"] = torch.where(here_BW[:, None, :, None], new, after[f"{i}.{kind}"])
         return model.read_out(torch.cat(outputs, 1), None), after
