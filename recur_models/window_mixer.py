@@ -9,7 +9,7 @@ from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import PositionBias, Projector, linear, merge_heads, projector_costs
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
-from recur_models.sliding_window import SlideConfig
+from recur_models.sliding_window import SlideConfig, last_block
 from recur_models.stepping import append, attend_parts, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
@@ -37,8 +37,7 @@ class WindowMixer(Mixer):
         vz = with_previous(tokens.v, state["values"], fresh_BK)
         window = Window(window_bias(self.position_bias, self.project.scale_H, self.config.window), None)
         heads_BKHWE = windowed_attention(tokens.q_self, kz, vz, window)
-        last = {"keys": tokens.k[:, -1], "values": tokens.v[:, -1]}
-        after = {name: tensor.to(state[name].dtype).clone() for name, tensor in last.items()}
+        after = {name: tensor.to(state[name].dtype) for name, tensor in last_block(tokens).items()}
         return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), after
 
     def open(self, state: State) -> State:
