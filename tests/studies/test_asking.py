@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.errors import UserError
 from data_prep.corpora.names import ANSWER, LINE, Names
 from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
@@ -48,3 +49,6 @@ def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
         result = ask(rec, test, distance)
         assert result.names == 0 and result.names_cleared == 0
         assert ask(slide, test, distance).names_cleared is None
+        assert ask(rec, test, distance, cleared=False).names_cleared is None
+    with pytest.raises(UserError, match="asks no names 3 windows later: prepare it with --distances 3"):
+        ask(slide, test, 3)
