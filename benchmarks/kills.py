@@ -1,6 +1,6 @@
 """Kills training at random moments and compares what comes of it, bit for bit, with a run that nothing disturbed.
 
-    python -m benchmarks.kills                     15 models, 20 kills each: half an hour or more on two busy cores
+    python -m benchmarks.kills                     19 models, 20 kills each: half an hour or more on two busy cores
 
 Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
 process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.killing import MODELS, MOMENTS, TINY, Group, Trap, curve, final_tensors, make_store, mlflow_curve
+from common.errors import UserError
 from pipelines.checkpoints.checkpoint import name_of, step_of
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
@@ -40,6 +41,11 @@ class BenchConfig:
     """Kills of each run."""
     seed: int = 0
     """Seed of the moments of the kills."""
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            if name not in MODELS:
+                raise UserError(f"--models names {name!r}: give some of {', '.join(map(repr, MODELS))}")
 
 
 def main(argv: list[str]) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import kills
 from benchmarks.killing import Point
+from common.errors import UserError
 
 WHOLE: list[Point] = [(step, "train/bits_per_token", 1 / step) for step in range(1, kills.STEPS + 1)]
 
@@ -29,3 +30,8 @@ def test_a_twins_curve_is_the_rest_of_the_undisturbed_one(
     monkeypatch.setattr(kills, "mlflow_curve", lambda *_: WHOLE)
     differences, _ = kills.compare([], tmp_path, 1)
     assert differences == ([f"{spoiled}'s curve"] if spoiled else [])
+
+
+def test_a_model_that_there_is_not_is_named() -> None:
+    with pytest.raises(UserError, match="--models names 'rec-fixed': give some of 'rec fixed:skip'"):
+        kills.BenchConfig(models=("slide", "rec-fixed"))
