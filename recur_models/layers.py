@@ -158,18 +158,20 @@ def trains_in_bfloat16_on_cpu(x: Tensor) -> bool:
     )
 
 
-def normed_in_bfloat16(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) · scale in bfloat16, which the products after it need: torch's norm is not fused there.
+def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """x / √(mean(x²) + eps) · scale over the last dimension.
 
-    For `trains_in_bfloat16_on_cpu`.
+    In training under autocast on a CPU it gives bfloat16, which the products after it need: torch's norm is not fused there.
     """
-    return _NormToBfloat16.apply(x, eps) * scale.bfloat16()  # pyrefly: ignore
+    if trains_in_bfloat16_on_cpu(x):
+        return _NormToBfloat16.apply(x, eps) * scale.bfloat16()  # pyrefly: ignore
+    return F.rms_norm(x, scale.shape, scale, eps)
 
 
 class RMSNorm(nn.Module):
     """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own.
 
-    In training under autocast on a CPU it gives bfloat16 (`normed_in_bfloat16`).
+    Without groups, in training under autocast on a CPU it gives bfloat16 (`rms_norm`).
     """
 
     def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
@@ -179,11 +181,9 @@ class RMSNorm(nn.Module):
         self.groups = groups
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.groups == 1 and trains_in_bfloat16_on_cpu(x):
-            return normed_in_bfloat16(x, self.scale, self.eps)
         scale = self.scale.to(x.dtype)
         if self.groups == 1:
-            return F.rms_norm(x, scale.shape, scale, eps=self.eps)
+            return rms_norm(x, scale, self.eps)
         each = x.unflatten(-1, (self.groups, -1))
         return F.rms_norm(each, each.shape[-1:], eps=self.eps).flatten(-2) * scale
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import normed_in_bfloat16, rotate, split_heads, trains_in_bfloat16_on_cpu
+from recur_models.layers import rms_norm, rotate, split_heads
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -153,7 +153,7 @@ class LlamaNorm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        return normed_in_bfloat16(x, self.weight, self.eps) if trains_in_bfloat16_on_cpu(x) else super().forward(x)
+        return rms_norm(x, self.weight, self.eps)
 
 
 def unbiased(fan_in: int, fan_out: int) -> nn.Linear:
