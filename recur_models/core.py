@@ -82,6 +82,11 @@ Context = list[tuple[Tensor, Tensor]]
 """Each layer's keys and values of tokens that are only attended to: [B, H, m, E]."""
 
 
+def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [..., m, E], those of later tokens behind."""
+    return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
+
+
 class Seen(NamedTuple):
     """Which keys some queries see, the same for all layers."""
 
@@ -191,8 +196,7 @@ class CoreLayer(nn.Module):
         """
         q, k, v = self.project(x_nD)
         if context is not None:
-            k = torch.cat([context[0], k], dim=-2)
-            v = torch.cat([context[1], v], dim=-2)
+            k, v = joined(context, (k, v))
         if window:
             q = q.unflatten(2, (-1, window)).transpose(1, 2)
             seen_by_each = unseen_nm.shape[1]

@@ -22,7 +22,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.choices import Recompute
-from recur_models.core import Context, CoreConfig, CoreLayer, CoreModel, Distances, Parts, Seen, documents, keep_own
+from recur_models.core import (
+    Context,
+    CoreConfig,
+    CoreLayer,
+    CoreModel,
+    Distances,
+    Parts,
+    Seen,
+    documents,
+    joined,
+    keep_own,
+)
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, split_heads
@@ -116,10 +127,8 @@ class FeedbackTransformer(CoreModel):
             output_BWD, memory_BWD, own = run(x_BWD, earlier, crossing_BS if bool(crossing_BS.any()) else None)
             outputs.append(output_BWD)
             memories.append(memory_BWD)
-            earlier = [
-                (torch.cat([k, k1], 2)[:, :, -span:], torch.cat([v, v1], 2)[:, :, -span:])
-                for (k, v), (k1, v1) in zip(earlier, own, strict=True)
-            ]
+            both = (joined(*pairs) for pairs in zip(earlier, own, strict=True))
+            earlier = [(k[:, :, -span:], v[:, :, -span:]) for k, v in both]
         kept_BSD, count_B = keep_own(torch.cat(memories, 1)[:, -span:], document_BS[:, -span:])
         after = {"states": kept_BSD.to(state["states"].dtype), "states_count": count_B}
         return self.read_out(torch.cat(outputs, 1), targets_BT), after
@@ -210,11 +219,6 @@ class FeedbackTransformer(CoreModel):
     def probes(self) -> list[Probe]:
         """One probe: the share of a memory that comes from the layers, not the embedding."""
         return [Probe("gate_openness", self.memory, lambda weights_L, _: 1 - weights_L[0])]
-
-
-def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, H, n, E], those of later tokens behind."""
-    return torch.cat([k for k, _ in pairs], 2), torch.cat([v for _, v in pairs], 2)
 
 
 class FeedbackIncrementalDecoder(IncrementalDecoder):

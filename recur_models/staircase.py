@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, joined, keep_own
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
@@ -200,19 +200,14 @@ class Staircase(CoreModel):
                 note((self.config.passes - 1 - chunk) * len(self.layers) + i, x_BCD)
             before = context[i] if context else None
             if keep is not None:
-                k, v = layer.keys_values(x_BnD)
-                keep.append(
-                    (k, v) if before is None else (torch.cat([before[0], k], -2), torch.cat([before[1], v], -2))
-                )
+                own = layer.keys_values(x_BnD)
+                keep.append(own if before is None else joined(before, own))
             run = self.recomputed("layer", layer)
             x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)
         active_BSCD = x_BnD.unflatten(1, (-1, C))
         if context and not step.last:
             new = [layer.keys_values(active_BSCD[:, 0]) for layer in self.layers]
-            context = [
-                (torch.cat([k[..., C:, :], k1], -2), torch.cat([v[..., C:, :], v1], -2))
-                for (k, v), (k1, v1) in zip(context, new, strict=True)
-            ]
+            context = [joined((k[..., C:, :], v[..., C:, :]), pair) for (k, v), pair in zip(context, new, strict=True)]
         return torch.cat([x_BSCD[:, :cached], active_BSCD], dim=1) if cached else active_BSCD, context
 
     def incremental_decoder(self) -> IncrementalDecoder:
