@@ -147,7 +147,12 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
     return replace(
         config,
         data=replace(config.data, lanes=2, segment_length=segment),
-        optim=replace(config.optim, lr=3e-5, recurrent_lr_scale=30.0, max_grad_norm=1.0),
+        optim=replace(
+            config.optim,
+            lr=3e-5,
+            recurrent_lr_scale=30.0 if isinstance(config.model, KINDS["llama-rec"]) else 1.0,
+            max_grad_norm=1.0,
+        ),
         steps=steps,
         num_workers=0,
         recompute="nothing",

@@ -23,6 +23,7 @@ from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.train import main as train
 from pipelines.training.jobs import Job, Record
+from pipelines.training.optim import build_optimizer
 from pipelines.tune import main as tune
 from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
@@ -96,6 +97,14 @@ def test_smollm2_saves_what_it_validates() -> None:
         config = place.training(row.runs["tiny"][""], 0).config
         assert config.validate_every % config.checkpoint.every == 0, row.label
         assert 9 <= config.steps // config.validate_every <= 11, row.label
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2-rec"])
+def test_smollm2_has_a_rate_of_its_own_where_it_has_recurrent_parameters(name: str) -> None:
+    config = PRESETS[name]
+    model: Any = config.model
+    sizes: dict[str, Any] = {"pretrained": "none", "layers": 2, "d_model": 8, "heads": 1, "kv_heads": 1, "mlp_dim": 8}
+    build_optimizer(replace(model, **sizes, positions=100).build(8), config.optim)
 
 
 def test_the_presets_do_not_clip_gradients() -> None:
