@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import random
 import shlex
 import signal
 import socket
@@ -162,6 +163,17 @@ def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
     setattr(owner, name, wrapped)
 
 
+def unused_port() -> int:
+    """A port of this machine on which nothing listens, below those that the kernel gives to whoever asks for any (from 32,768 on):
+    one of those can be another process's before rank 0 listens on it.
+    """
+    while True:
+        port = random.randrange(16_384, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
@@ -191,9 +203,7 @@ class Group:
         Args:
             environments: variables of each process, as of machines that differ.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = unused_port()
         self.log = log
         self.processes = []
         self._ended: set[int] = set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.parse
@@ -16,13 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.killing import unused_port
 from tests.waiting import wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass
@@ -65,7 +59,7 @@ class Server:
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
     """A server with its database and artifacts in the folder."""
-    port = free_port()
+    port = unused_port()
     store = [
         "--backend-store-uri",
         f"sqlite:///{folder}/mlflow.db",

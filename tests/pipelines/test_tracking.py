@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.killing import unused_port
 from common.errors import UserError
 from common.places import Place
 from pipelines.config.run import TrackingConfig, to_json
@@ -30,7 +31,7 @@ from pipelines.tracking.identity import KEY, begin_run
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.tracking.tracker import git_commit
 from pipelines.ui import command
-from tests.mlflow_server import Server, free_port
+from tests.mlflow_server import Server
 from tests.waiting import wait_until
 
 DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", documents=3, tokens=999)
@@ -219,7 +220,7 @@ def test_stop_ends_a_run_whose_server_falls_silent(server: Server, config: Track
 
 
 def test_no_server_stop(tmp_path: Path) -> None:
-    config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{free_port()}", on_failure="stop")
+    config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{unused_port()}", on_failure="stop")
     began = time.monotonic()
     with pytest.raises(ConnectionError, match=r"http://127\.0\.0\.1:\d+ .*Connection refused.*tracking\.uri"):
         start(config, tmp_path)
@@ -229,7 +230,7 @@ def test_no_server_stop(tmp_path: Path) -> None:
 def test_no_server_continue_and_later_all_is_sent(
     server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    absent = replace(config, uri=f"http://127.0.0.1:{free_port()}", patience=1)
+    absent = replace(config, uri=f"http://127.0.0.1:{unused_port()}", patience=1)
     tracker = start(absent, tmp_path)
     for step in range(1, 31):
         tracker.log({"a": float(step)}, step)
@@ -383,7 +384,7 @@ def test_all_trials_of_a_large_sweep_are_read(tmp_path: Path) -> None:
 
 
 def test_what_another_mlflow_has_registered_is_not_registered(tmp_path: Path) -> None:
-    config = TrackingConfig(uri=f"http://127.0.0.1:{free_port()}", system_metrics="off", patience=0)
+    config = TrackingConfig(uri=f"http://127.0.0.1:{unused_port()}", system_metrics="off", patience=0)
     (tmp_path / "run").mkdir()
     for uri, step in ((config.uri, 10), ("http://before:5000", -1)):
         saved = {"uri": uri, "run_id": "0" * 32, "key": "1" * 32, "registered": "10"}
