@@ -16,7 +16,8 @@ shorter than T too.
 Recurrence (section 3): z is the mean of Σ w_ℓ h^(ℓ) over the window's positions, with those of the overlap. h^(ℓ) is the residual
 stream after layer ℓ, before the final norm, and w = softmax(α) (equation 1). A feed-forward maps z to h_prev. In the document's
 next window, h_prev joins the inputs of layer ℓ_ins: it is normed as tokens are, every token sees its key and value, and it has no
-query.
+query. With ``source = "layer"``, which the paper does not have, each layer from ℓ_ins on has an h_prev of its own
+(pretrained_recurrence.py).
 
 State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of the last ones are valid; with recurrence
 ``states`` [B, N, D], h_prev, and ``states_count`` [B], 0 before a document's second window. Weights have transformers' names.
@@ -35,7 +36,8 @@ from torch import Tensor, nn
 
 from recur_models.hidden import note
 from recur_models.losses import tied_output, untied_output
-from recur_models.pretrained_layers import Cache, DecoderLayer, Prev, Recurrence
+from recur_models.pretrained_layers import Cache, DecoderLayer, Prev
+from recur_models.pretrained_recurrence import Recurrence
 from recur_models.protocol import IncrementalDecoder, Places, Probe, RecurrentModel, State, reset
 from recur_models.stepping import put
 
@@ -111,7 +113,7 @@ class Decoder(RecurrentModel):
             state["tokens"] = count_B.new_zeros(lanes, config.overlap)
             state["tokens_count"] = count_B
         if self.recurrence is not None:
-            state["states"] = like.new_zeros(lanes, self.recurrence.embeddings, like.shape[1])
+            state["states"] = like.new_zeros(lanes, self.recurrence.vectors, like.shape[1])
             state["states_count"] = count_B.clone()
         return state
 
@@ -187,11 +189,11 @@ class Decoder(RecurrentModel):
         window [B, N, D]."""
         overlap = self.config.overlap
         slot_BT = torch.arange(overlap + self.block, device=x_BTD.device).expand(len(x_BTD), -1)
-        x_BTD, sum_BTD = self.stack(x_BTD, slot_BT, overlap + self.block, count_B, prev)
+        x_BTD, gathered_BTX = self.stack(x_BTD, slot_BT, overlap + self.block, count_B, prev)
         x_BWD = x_BTD[:, overlap:]
-        if self.recurrence is None or prev is None:
+        if self.recurrence is None or prev is None or gathered_BTX is None:
             return x_BWD, None
-        return x_BWD, self.recurrence(prev.states_BND, sum_BTD, slot_BT >= overlap - count_B[:, None])
+        return x_BWD, self.recurrence(prev.states_BND, gathered_BTX, slot_BT >= overlap - count_B[:, None])
 
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
@@ -208,8 +210,8 @@ class Decoder(RecurrentModel):
         count_B: Tensor,
         prev: Prev | None,
         caches: Sequence[Cache] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """All layers. Returns the last one's output [B, n, D], and Σ w_ℓ h^(ℓ) [B, n, D] (equation 1; zeros without recurrence).
+    ) -> tuple[Tensor, Tensor | None]:
+        """All layers. Returns the last one's output [B, n, D], and what the recurrence gathers [B, n, X].
 
         Args:
             x_BnD: embeddings.
@@ -225,26 +227,24 @@ class Decoder(RecurrentModel):
         # An empty slot is computed too: it sees only itself, and no other slot sees it.
         seen_Bnm = (behind_Bnm == 0) | ((behind_Bnm > 0) & (slot_m >= missing_B1)[:, None])
         with_prev_Bnm = seen_Bnm
-        if prev is not None:
-            has_BnN = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], prev.states_BND.shape[1])
+        if self.recurrence is not None and prev is not None:
+            has_BnN = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], self.recurrence.embeddings)
             with_prev_Bnm = torch.cat([has_BnN, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
         x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))
-        sum_BnD = torch.zeros_like(x_BnD)
-        weights_L = None
-        if self.recurrence is not None:
-            weights_L = torch.softmax(self.recurrence.layer_weights_L, 0)
+        streams = [x_BnD]
         for i, layer in enumerate(self.layers):
             note(i, x_BnD[:, -self.block :])  # without the overlap, which another block has noted
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
-            if prev is not None and i in self.inserted:
-                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev.states_BND, cache)
+            if self.recurrence is not None and prev is not None and i in self.inserted:
+                prev_BND = self.recurrence.read_by(i, prev.states_BND)
+                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev_BND, cache)
             else:
                 x_BnD = run(x_BnD, position_Bn, seen_Bnm, None, cache)
-            if weights_L is not None:
-                sum_BnD = sum_BnD + weights_L[i] * x_BnD
-        return x_BnD, sum_BnD
+            if self.recurrence is not None:
+                streams.append(x_BnD)
+        return x_BnD, None if self.recurrence is None else self.recurrence.gather(streams)
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return PretrainedIncrementalDecoder(self)
@@ -258,8 +258,8 @@ class Decoder(RecurrentModel):
 
 class PretrainedIncrementalDecoder(IncrementalDecoder):
     """The block keeps, for layer i, ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys``
-    and ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence, the layers' weighted sums ``sums`` [B, W, D] and
-    ``earlier_sums`` [B, O, D]."""
+    and ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence, what it gathers of them: ``gathered`` [B, W, X]
+    and ``earlier_gathered`` [B, O, X]."""
 
     model: Decoder
 
@@ -280,7 +280,7 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
             for kind in ("keys", "values"):
                 block[f"{i}.earlier_{kind}"] = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
                 block[f"{i}.{kind}"] = like.new_zeros(lanes, layer.kv_heads, W, layer.head_dim)
-        sum_BOD = like.new_zeros(lanes, 0, like.shape[1])
+        earlier_BOX = None
         if overlap:
 
             def keep(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,13 +290,15 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
             slot_BO = torch.arange(overlap, device=like.device).expand(lanes, -1)
             caches = [partial(keep, i) for i in range(len(model.layers))]
             x_BOD = model.embedding(state["tokens"])
-            _, sum_BOD = model.stack(x_BOD, slot_BO, overlap, count_B, model.prev_of(state), caches)
+            _, earlier_BOX = model.stack(x_BOD, slot_BO, overlap, count_B, model.prev_of(state), caches)
         if model.recurrence is not None:
-            block |= {"earlier_sums": sum_BOD, "sums": like.new_zeros(lanes, W, like.shape[1])}
+            width = model.recurrence.width
+            block["earlier_gathered"] = like.new_zeros(lanes, 0, width) if earlier_BOX is None else earlier_BOX
+            block["gathered"] = like.new_zeros(lanes, W, width)
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens of the block. Keeps their keys, values and Σ w_ℓ h^(ℓ), from which `close` makes h_prev."""
+        """Reads tokens of the block. Keeps their keys and values, and what the recurrence gathers for `close`."""
         model = self.model
         overlap = model.config.overlap
         after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
@@ -312,9 +314,9 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         count_B = self.count(state, len(tokens_Bn))
         slot_Bn = overlap + places.of_tokens_Bn
         x_BnD = model.embedding(tokens_Bn)
-        x_BnD, sum_BnD = model.stack(x_BnD, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
-        if model.recurrence is not None:
-            after["sums"] = places.write(block["sums"], sum_BnD)
+        x_BnD, gathered_BnX = model.stack(x_BnD, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
+        if gathered_BnX is not None:
+            after["gathered"] = places.write(block["gathered"], gathered_BnX)
         return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
@@ -328,9 +330,9 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         if overlap:
             after = model.kept_tokens(torch.cat([state["tokens"], block["tokens"]], 1), count_B)
         if model.recurrence is not None and prev is not None:
-            sum_BTD = torch.cat([block["earlier_sums"], block["sums"]], 1)
+            gathered_BTX = torch.cat([block["earlier_gathered"], block["gathered"]], 1)
             valid_BT = torch.arange(overlap + model.block, device=count_B.device) >= overlap - count_B[:, None]
-            states_BND = model.recurrence(prev.states_BND, sum_BTD, valid_BT)
+            states_BND = model.recurrence(prev.states_BND, gathered_BTX, valid_BT)
             after["states"] = states_BND.to(prev.states_BND.dtype)
             after["states_count"] = torch.ones_like(state["states_count"])
         return after

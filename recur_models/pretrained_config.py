@@ -17,7 +17,8 @@ from torch import nn
 
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.pretrained import Decoder
-from recur_models.pretrained_layers import DecoderLayer, Pooling, Recurrence
+from recur_models.pretrained_layers import DecoderLayer
+from recur_models.pretrained_recurrence import LayerRecurrence, Pooling, Recurrence, StackRecurrence
 from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, sizes_of, weights_of
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
@@ -216,14 +217,17 @@ class RecurrentDecoderConfig(DecoderConfig):
     # With another window or overlap, h_prev would stand for another text (section 4.2).
     trained_reading_fields: ClassVar[tuple[str, ...]] = ("window", "overlap")
 
+    source: Literal["stack", "layer"] = "stack"
+    """What h_prev is made of. stack: the hidden states of all layers, as in the paper. layer: each layer from `insert_layer` on has
+    one of its own, made of its inputs."""
     insert_layer: int = 2
     """The layer, counted from 1, that reads what the window before has left; 0: every layer."""
     pooling: Pooling = "mean"
     """How a window's positions become one vector; attention: with weights by a learned key."""
     embeddings: int = 1
-    """Vectors that pass from one window to the next."""
+    """Vectors that a layer gets from the window before."""
     hidden: tuple[int, ...] = (200, 200, 200)
-    """Hidden sizes of the feed-forward that makes them."""
+    """Hidden sizes of the feed-forward that makes them; with `source` layer, of each."""
     trained: Literal["all", "recurrence"] = "all"
     """recurrence: what is of the pretrained decoder stays as it is."""
 
@@ -234,6 +238,8 @@ class RecurrentDecoderConfig(DecoderConfig):
             raise ValueError(
                 f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: 0 is all of them"
             )
+        if self.source == "layer" and self.pooling != "mean":
+            raise ValueError(f"model.pooling is {self.pooling}, but with model.source layer it must be mean")
         if any(size < 1 for size in self.hidden):
             raise ValueError(f"model.hidden is {self.hidden}: each size must be at least 1")
 
@@ -244,11 +250,17 @@ class RecurrentDecoderConfig(DecoderConfig):
     @property
     def inserted(self) -> tuple[int, ...]:
         """Indices of the layers that read h_prev, from 0."""
-        return (self.insert_layer - 1,) if self.insert_layer else tuple(range(self.sized().layers))
+        first = max(self.insert_layer - 1, 0)
+        if self.source == "stack" and self.insert_layer:
+            return (first,)
+        return tuple(range(first, self.sized().layers))
 
     def build(self, vocab_size: int) -> Decoder:
         sizes = self.sized()
-        recurrence = Recurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
+        if self.source == "layer":
+            recurrence: Recurrence = LayerRecurrence(self.inserted, self.steps, self.embeddings)
+        else:
+            recurrence = StackRecurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
         model = self.load_pretrained(Decoder(self, vocab_size, recurrence, self.inserted))
         self.freeze(model)
         return model
@@ -264,13 +276,16 @@ class RecurrentDecoderConfig(DecoderConfig):
         N = self.embeddings
         read = replace(product(N, d, 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
         steps = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
-        total = super().costs(vocab_size) + scales(c.layers)
+        total = super().costs(vocab_size)
+        if self.source == "layer":
+            return sum([read, *steps] * len(self.inserted), start=total)
+        total += scales(c.layers)
         if self.pooling == "attention":
             total += scales(d)
         return sum([read] * len(self.inserted) + steps, start=total)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The feed-forward's sizes, from z to h_prev."""
+        """A feed-forward's sizes, from z to what a layer reads of h_prev."""
         d = self.sized().d_model
         return (d, *self.hidden, self.embeddings * d)

@@ -1,28 +1,23 @@
-"""The parts of a decoder with recurrence: a layer that takes h_prev, and the module that makes h_prev.
+"""A decoder's layer, which takes h_prev.
 
     layer = GPT2Layer(GPT2Config().sized())
     x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
-    recurrence = Recurrence(12, "mean", (768, 200, 200, 200, 768), 1)
-    prev_BND = recurrence(prev_BND, sum_BTD, valid_BT)
 
 Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N embeddings of h_prev ·
-H heads, which share the keys and values of G · E head size · D width · L layers.
+H heads, which share the keys and values of G · E head size · D width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.layers import MASKED, fused_attention_is_slow, merge_heads
-
-Pooling = Literal["mean", "max", "attention"]
 
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes the keys and values of some slots of a window, and returns those of all its slots."""
@@ -118,50 +113,3 @@ class DecoderLayer(nn.Module, ABC):
             bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))
             prev, window = (self.output(heads) - bias_D).float().square().flatten(1).mean(1)
         return prev / (prev + window)
-
-
-class Recurrence(nn.Module):
-    """Makes h_prev from a window's hidden states (Yoshida et al. 2020, section 3.1).
-
-    Equation 1 prints a sum over positions, but the text says mean-pooled. Here z is the mean: the two differ by the number of
-    tokens, of which a document's last window has fewer.
-    """
-
-    def __init__(self, layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
-        """``sizes``: those of the feed-forward's layers, from D through the hidden ones to N · D."""
-        super().__init__()
-        self.pooling: Pooling = pooling
-        self.embeddings = embeddings
-        self.layer_weights_L = nn.Parameter(torch.zeros(layers))  # α
-        self.key_D = nn.Parameter(torch.zeros(sizes[0])) if pooling == "attention" else None
-        self.steps = nn.ModuleList(nn.Linear(size, to) for size, to in pairwise(sizes))
-
-    def forward(self, prev_BND: Tensor, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
-        """h_prev for the next window: [B, N, D].
-
-        ``prev_BND``: this window's h_prev, which only a probe reads. ``sum_BTD``: Σ w_ℓ h^(ℓ). ``valid_BT``: bool, True where the
-        window has a token.
-        """
-        x_BD = self.pool(sum_BTD, valid_BT)
-        for step in self.steps[:-1]:
-            x_BD = F.gelu(step(x_BD), approximate="tanh")
-        return self.steps[-1](x_BD).unflatten(-1, (self.embeddings, -1))
-
-    def pool(self, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
-        """z [B, D]."""
-        valid_BT1 = valid_BT[..., None]
-        if self.pooling == "max":
-            return sum_BTD.masked_fill(~valid_BT1, MASKED).amax(1)
-        if self.key_D is None:
-            return sum_BTD.masked_fill(~valid_BT1, 0.0).sum(1) / valid_BT1.sum(1)
-        logits_BT = (sum_BTD * self.key_D).sum(-1) / len(self.key_D) ** 0.5
-        weights_BT = torch.softmax(logits_BT.masked_fill(~valid_BT, MASKED), 1)
-        return (weights_BT[..., None] * sum_BTD.masked_fill(~valid_BT1, 0.0)).sum(1)
-
-    @staticmethod
-    def change(before_BND: Tensor, after_BND: Tensor) -> Tensor:
-        """rms of h_prev's change over its rms before, on the lanes that had one; 1 if none had."""
-        had_B11 = (before_BND != 0).flatten(1).any(1)[:, None, None]
-        energy = before_BND.float().square().sum()
-        change = ((after_BND.float() - before_BND.float()) * had_B11).square().sum()
-        return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)

@@ -134,6 +134,9 @@ LLAMAS = {f"pg19-{name}-overlap-50": config_of("pg19", name, 50) for name in ("l
 MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer")
 """A pretrained Mamba-2 on the same books, over segments of 2,560 tokens with its State carried: the paper has none."""
 SMOLLM2_TOKENS = 2_000_000
+OF_EACH_LAYER: dict[str, Any] = {"source": "layer", "insert_layer": 5, "hidden": (200,)}
+"""An h_prev for each layer from the fifth on, which the paper does not have: below it SmolLM2 loses more than it gains by it before
+any training (results/pretrained)."""
 
 
 def on_two_cores(config: TrainConfig) -> TrainConfig:
@@ -165,6 +168,7 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
 SMOLLM2 = {
     "smollm2": on_two_cores(config_of("pg19", "llama", 0, window=100)),
     "smollm2-rec": on_two_cores(config_of("pg19", "llama-rec", 0, window=100)),
+    "smollm2-rec-layers": on_two_cores(fine_tuned(LlamaRecConfig(window=100, **OF_EACH_LAYER), "pg19")),
 }
 PRESETS = {
     **ROWS,
@@ -264,30 +268,39 @@ SMOLLM2_WINDOWS = (100, 200, 300)
 SMOLLM2_OVERLAPS = (0, *WIDER)
 
 
-def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, **model: Any) -> Row:
-    """SmolLM2 with this window: the baseline trained without overlap and scored with it, the recurrent model trained with it."""
+def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, variant: str = "", **model: Any) -> Row:
+    """SmolLM2 with this window: the baseline trained without overlap and scored with it, the recurrent model trained with it.
+
+    ``variant``: what the label says of ``model``, the fields that differ from the paper's.
+    """
     kind = "llama-rec" if recurrent else "llama"
     trained_overlap = overlap if recurrent else 0
     config = fine_tuned(KINDS[kind](window=window, overlap=trained_overlap, **model), "pg19")
     read = {"overlap": overlap} if overlap and not recurrent else {}
+    tiny_preset = "smollm2-rec-layers" if "source" in model else "smollm2-rec" if recurrent else "smollm2"
     presets = {
         "paper": (f"pg19-{kind}-overlap-50", config),
-        "tiny": ("smollm2-rec" if recurrent else "smollm2", on_two_cores(config)),
+        "tiny": (tiny_preset, on_two_cores(config)),
     }
     runs = {
         scale: {"": Run(preset, SMOLLM2_DATA, changes(run, PRESETS[preset]), read, checkpoint="best")}
         for scale, (preset, run) in presets.items()
     }
-    series = (
-        f"{'Recurrent' if recurrent else 'SmolLM2'}{', pretrained weights frozen' if model else ''}, window {window}"
-    )
+    series = f"{'Recurrent' if recurrent else 'SmolLM2'}{variant and f', {variant}'}, window {window}"
     return Row(f"{series}, overlap {overlap}", {}, runs, series)
 
 
 SMOLLM2_ROWS = (
     *(of_smollm2(window, overlap) for window in SMOLLM2_WINDOWS for overlap in SMOLLM2_OVERLAPS),
     *(of_smollm2(window, overlap, recurrent=True) for window in SMOLLM2_WINDOWS for overlap in SMOLLM2_OVERLAPS),
-    *(of_smollm2(window, recurrent=True, trained="recurrence") for window in SMOLLM2_WINDOWS),
+    *(
+        of_smollm2(window, recurrent=True, variant="pretrained weights frozen", trained="recurrence")
+        for window in SMOLLM2_WINDOWS
+    ),
+    *(
+        of_smollm2(window, recurrent=True, variant="h_prev of each layer", **OF_EACH_LAYER)
+        for window in SMOLLM2_WINDOWS
+    ),
 )
 SMOLLM2_NOTE = (
     "`--set model.pretrained=smollm2` names SmolLM2-135M's folder (docs/guide-pretrained.md); the store has its 49,152 pieces. "

@@ -41,20 +41,48 @@ class NaiveGPT2:
         return self.affine(f"layers.{i}.attn.c_proj", out)
 
     def window(self, text: Tensor, prev: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        """What the last layer makes of a window, and what each layer adds up to."""
-        p, each = self.p, []
+        """What the last layer makes of a window, and the residual stream before each layer and after the last."""
+        p = self.p
         x = p["embedding.weight"][text] + p["positions.weight"][: len(text)]
+        each = [x]
         for i in range(self.config.layers):
-            reads = self.recurrent and self.config.insert_layer in (0, i + 1)
-            x = x + self.attend(i, x, prev if reads else None)
+            x = x + self.attend(i, x, self.read_by(i, prev))
             hidden = self.affine(f"layers.{i}.mlp.c_fc", self.norm(f"layers.{i}.ln_2", x))
             hidden = 0.5 * hidden * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (hidden + 0.044715 * hidden**3)))
             x = x + self.affine(f"layers.{i}.mlp.c_proj", hidden)
             each.append(x)
         return x, each
 
+    def read_by(self, i: int, prev: Tensor | None) -> Tensor | None:
+        """What layer i sees of h_prev."""
+        if prev is None:
+            return None
+        first = self.config.insert_layer
+        if self.config.source == "layer":
+            n = i - max(first - 1, 0)
+            return None if n < 0 else prev.view(-1, self.config.embeddings, prev.shape[-1])[n]
+        return prev if first in (0, i + 1) else None
+
+    def feed_forward(self, name: str, z: Tensor) -> Tensor:
+        last = len(self.config.hidden)
+        for i in range(last + 1):
+            z = self.p[f"{name}.{i}.weight"] @ z + self.p[f"{name}.{i}.bias"]
+            z = z if i == last else F.gelu(z, approximate="tanh")
+        return z.view(self.config.embeddings, -1)
+
+    def left_to_each_layer(self, each: list[Tensor]) -> Tensor:
+        """h_prev of a window where each layer has its own: the mean of its normed inputs, and what a feed-forward adds."""
+        vectors = []
+        for n, x in enumerate(each[max(self.config.insert_layer - 1, 0) : -1]):
+            z = torch.stack([row / torch.sqrt((row**2).mean() + 1e-6) for row in x]).mean(0)
+            vectors.append(z + self.feed_forward(f"recurrence.steps.{n}", z / torch.sqrt((z**2).mean() + 1e-6)))
+        return torch.cat(vectors)
+
     def left(self, each: list[Tensor]) -> Tensor:
         """h_prev [N, D] of a window (equation 1)."""
+        if self.config.source == "layer":
+            return self.left_to_each_layer(each)
+        each = each[1:]
         weights = torch.softmax(self.p["recurrence.layer_weights_L"], 0)
         z = sum((w * x for w, x in zip(weights, each, strict=True)), torch.zeros_like(each[0]))
         if self.config.pooling == "max":
@@ -64,11 +92,7 @@ class NaiveGPT2:
         else:
             key = self.p["recurrence.key_D"]
             z = torch.softmax(z @ key / len(key) ** 0.5, 0) @ z
-        last = len(self.config.hidden)
-        for i in range(last + 1):
-            z = self.p[f"recurrence.steps.{i}.weight"] @ z + self.p[f"recurrence.steps.{i}.bias"]
-            z = z if i == last else F.gelu(z, approximate="tanh")
-        return z.view(self.config.embeddings, -1)
+        return self.feed_forward("recurrence.steps", z)
 
     def logits(self, text: Tensor) -> Tensor:
         stride, prev, parts = self.config.window - self.config.overlap, None, []
@@ -112,10 +136,10 @@ class NaiveLlama(NaiveGPT2):
         return self.matrix(f"layers.{i}.self_attn.o_proj", out)
 
     def window(self, text: Tensor, prev: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        each, x = [], self.p["embedding.weight"][text]
+        x = self.p["embedding.weight"][text]
+        each = [x]
         for i in range(self.config.layers):
-            reads = self.recurrent and self.config.insert_layer in (0, i + 1)
-            x = x + self.attend(i, x, prev if reads else None)
+            x = x + self.attend(i, x, self.read_by(i, prev))
             normed, mlp = self.norm(f"layers.{i}.post_attention_layernorm", x), f"layers.{i}.mlp"
             gate = self.matrix(f"{mlp}.gate_proj", normed)
             gated = gate / (1 + torch.exp(-gate)) * self.matrix(f"{mlp}.up_proj", normed)

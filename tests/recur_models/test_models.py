@@ -41,7 +41,7 @@ def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
                 parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
             if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
                 parameter.add_(torch.randn_like(parameter))
-            if name.endswith(BEGIN_AT_ZERO):
+            if name.endswith(BEGIN_AT_ZERO) or (name.startswith("recurrence.steps") and not parameter.any()):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
                 parameter.add_(0.3 * torch.randn_like(parameter))

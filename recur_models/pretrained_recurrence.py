@@ -1,0 +1,158 @@
+"""What makes h_prev from a window's hidden states.
+
+    recurrence = StackRecurrence(12, "mean", (768, 200, 200, 200, 768), 1)        # the paper's
+    gathered_BTD = recurrence.gather(streams)
+    prev_BND = recurrence(prev_BND, gathered_BTD, valid_BT)
+
+Letters: B lanes · T tokens of a window · N vectors of h_prev · D width · L layers · R layers that read h_prev · X width of what is
+gathered of a token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from recur_models.layers import MASKED
+
+Pooling = Literal["mean", "max", "attention"]
+
+
+class Recurrence(nn.Module, ABC):
+    """Makes h_prev, of which each layer that reads it has ``embeddings`` vectors."""
+
+    def __init__(self, embeddings: int, vectors: int, width: int):
+        """``vectors``: N, of h_prev for all layers. ``width``: X."""
+        super().__init__()
+        self.embeddings = embeddings
+        self.vectors = vectors
+        self.width = width
+
+    @abstractmethod
+    def gather(self, streams: Sequence[Tensor]) -> Tensor:
+        """What is kept of a window's tokens [B, n, X]. ``streams``: the residual stream before each layer and after the last one,
+        before the final norm [B, n, D]."""
+
+    @abstractmethod
+    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
+        """The vectors of h_prev that a layer reads, counted from 0."""
+
+    @abstractmethod
+    def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
+        """h_prev for the next window [B, N, D].
+
+        ``prev_BND``: this window's h_prev, which only a probe reads. ``valid_BT``: bool, True where the window has a token.
+        """
+
+    @staticmethod
+    def change(before_BND: Tensor, after_BND: Tensor) -> Tensor:
+        """rms of h_prev's change over its rms before, on the lanes that had one; 1 if none had."""
+        had_B11 = (before_BND != 0).flatten(1).any(1)[:, None, None]
+        energy = before_BND.float().square().sum()
+        change = ((after_BND.float() - before_BND.float()) * had_B11).square().sum()
+        return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)
+
+
+class StackRecurrence(Recurrence):
+    """One h_prev from the hidden states of all layers (Yoshida et al. 2020, section 3.1).
+
+    Equation 1 prints a sum over positions, but the text says mean-pooled. Here z is the mean: the two differ by the number of
+    tokens, of which a document's last window has fewer.
+    """
+
+    def __init__(self, layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
+        """``sizes``: those of the feed-forward's layers, from D through the hidden ones to N · D."""
+        super().__init__(embeddings, embeddings, sizes[0])
+        self.pooling: Pooling = pooling
+        self.layer_weights_L = nn.Parameter(torch.zeros(layers))  # α
+        self.key_D = nn.Parameter(torch.zeros(sizes[0])) if pooling == "attention" else None
+        self.steps = feed_forward(sizes)
+
+    def gather(self, streams: Sequence[Tensor]) -> Tensor:
+        """Σ w_ℓ h^(ℓ) [B, n, D] (equation 1)."""
+        sum_BnD = torch.zeros_like(streams[0])
+        for weight, x_BnD in zip(torch.softmax(self.layer_weights_L, 0), streams[1:], strict=True):
+            sum_BnD = sum_BnD + weight * x_BnD
+        return sum_BnD
+
+    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
+        return states_BND
+
+    def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
+        z_BD = self.pool(gathered_BTX, valid_BT)
+        return through(self.steps, z_BD).unflatten(-1, (self.embeddings, -1))
+
+    def pool(self, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
+        """z [B, D]."""
+        if self.pooling == "max":
+            return sum_BTD.masked_fill(~valid_BT[..., None], MASKED).amax(1)
+        if self.key_D is None:
+            return mean(sum_BTD, valid_BT)
+        valid_BT1 = valid_BT[..., None]
+        logits_BT = (sum_BTD * self.key_D).sum(-1) / len(self.key_D) ** 0.5
+        weights_BT = torch.softmax(logits_BT.masked_fill(~valid_BT, MASKED), 1)
+        return (weights_BT[..., None] * sum_BTD.masked_fill(~valid_BT1, 0.0)).sum(1)
+
+
+class LayerRecurrence(Recurrence):
+    """An h_prev for each layer that reads it, from that layer's own inputs: their mean, normed, and what a feed-forward adds.
+
+    The feed-forward's output begins at 0. So a layer first reads the mean of what it knows as tokens, where the paper's h_prev is
+    noise at first. Each position is normed before, or the first one's would outweigh all others in a pretrained model.
+    """
+
+    def __init__(self, reading: Sequence[int], sizes: Sequence[int], embeddings: int):
+        """``reading``: R layers, counted from 0. ``sizes``: of each feed-forward, from D through the hidden ones to N / R · D."""
+        super().__init__(embeddings, embeddings * len(reading), sizes[0] * len(reading))
+        self.reading = tuple(reading)
+        self.steps = nn.ModuleList()
+        for _ in reading:
+            steps: Any = feed_forward(sizes)
+            nn.init.zeros_(steps[-1].weight)
+            nn.init.zeros_(steps[-1].bias)
+            self.steps.append(steps)
+
+    def gather(self, streams: Sequence[Tensor]) -> Tensor:
+        """Normed inputs of the reading layers, side by side [B, n, R · D]."""
+        return torch.cat([normed(streams[layer]) for layer in self.reading], -1)
+
+    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
+        first = self.reading.index(layer) * self.embeddings
+        return states_BND[:, first : first + self.embeddings]
+
+    def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
+        mean_BRD = mean(gathered_BTX, valid_BT).unflatten(-1, (len(self.reading), -1))
+        vectors = []
+        for steps, z_BD in zip(self.steps, mean_BRD.unbind(1), strict=True):
+            added_BnD = through(steps, normed(z_BD)).unflatten(-1, (self.embeddings, -1))  # pyrefly: ignore
+            vectors.append(z_BD[:, None] + added_BnD)
+        return torch.cat(vectors, 1)
+
+
+def feed_forward(sizes: Sequence[int]) -> nn.ModuleList:
+    """Linear layers from size to size."""
+    return nn.ModuleList(nn.Linear(size, to) for size, to in pairwise(sizes))
+
+
+def through(steps: nn.ModuleList, x: Tensor) -> Tensor:
+    """A feed-forward's output, with GELU between its layers."""
+    for step in steps[:-1]:
+        x = F.gelu(step(x), approximate="tanh")
+    return steps[-1](x)
+
+
+def mean(x_BTX: Tensor, valid_BT: Tensor) -> Tensor:
+    """Mean over the valid positions [B, X]."""
+    valid_BT1 = valid_BT[..., None]
+    return x_BTX.masked_fill(~valid_BT1, 0.0).sum(1) / valid_BT1.sum(1)
+
+
+def normed(x: Tensor) -> Tensor:
+    """The last dimension divided by its root mean square."""
+    return F.rms_norm(x, x.shape[-1:], eps=1e-6)
