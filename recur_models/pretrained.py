@@ -252,7 +252,8 @@ class Decoder(RecurrentModel):
     def probes(self) -> list[Probe]:
         if self.recurrence is None:
             return []
-        shares = [Probe("state_share", self.layers[i].sources, self.layers[i].prev_share) for i in self.inserted]
+        reading: list[Any] = [self.layers[i] for i in self.inserted]
+        shares = [Probe("state_share", each.from_prev, each.prev_share, until=each.attended) for each in reading]
         return [*shares, Probe("state_change", self.recurrence, self.recurrence.change)]
 
 

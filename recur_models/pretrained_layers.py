@@ -51,7 +51,8 @@ class DecoderLayer(nn.Module, ABC):
         self.head_dim = head_dim
         self.rate = dropout
         self.dropout = nn.Dropout(dropout)
-        self.sources = nn.Identity()  # a probe reads here what comes from h_prev and what from the window
+        self.from_prev = nn.Identity()  # a probe reads here what the heads get from h_prev,
+        self.attended = nn.Identity()  # and here what they get in all
 
     @abstractmethod
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,20 +78,27 @@ class DecoderLayer(nn.Module, ABC):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
         """Attention's heads [B, H, n, E]. ``seen_Bnm``: bool, whether a query sees a key; with h_prev, its N keys stand first."""
         rate = self.rate if self.training else 0.0
-        if prev_BND is None and fused_attention_is_slow(q):
-            # The queries of heads that share keys stand one below the other.
-            groups = self.heads // self.kv_heads
-            q = q.unflatten(1, (self.kv_heads, groups)).flatten(2, 3)
-            heads = attention_weights(q, k, seen_Bnm.repeat(1, groups, 1), rate) @ v
-            return heads.unflatten(2, (groups, -1)).flatten(1, 2)
-        k = self.repeat_heads(k)
-        v = self.repeat_heads(v)
-        if prev_BND is None:
+        if prev_BND is None and not fused_attention_is_slow(q):
+            k = self.repeat_heads(k)
+            v = self.repeat_heads(v)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
-        k_prev, v_prev = (self.repeat_heads(x_BGNE) for x_BGNE in self.keys_values(prev_BND))
-        weights = attention_weights(q, torch.cat([k_prev, k], 2), seen_Bnm, rate)
-        weights_prev, weights_window = weights.split([k_prev.shape[2], k.shape[2]], -1)
-        return self.sources(torch.stack([weights_prev @ v_prev, weights_window @ v])).sum(0)
+        v_prev = None
+        if prev_BND is not None:
+            k_prev, v_prev = self.keys_values(prev_BND)
+            k = torch.cat([k_prev, k], 2)
+        # The queries of heads that share keys stand one below the other.
+        groups = self.heads // self.kv_heads
+        q = q.unflatten(1, (self.kv_heads, groups)).flatten(2, 3)
+        weights = attention_weights(q, k, seen_Bnm.repeat(1, groups, 1), rate)
+        if v_prev is None:
+            return self.separate_heads(weights @ v)
+        to_prev, to_window = weights.split([v_prev.shape[2], v.shape[2]], -1)
+        from_prev = self.from_prev(self.separate_heads(to_prev @ v_prev))
+        return self.attended(from_prev + self.separate_heads(to_window @ v))
+
+    def separate_heads(self, x_BGnE: Tensor) -> Tensor:
+        """[B, H, n, E] of the heads that share keys, one below the other."""
+        return x_BGnE.unflatten(2, (self.heads // self.kv_heads, -1)).flatten(1, 2)
 
     def forward(
         self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None
@@ -106,9 +114,9 @@ class DecoderLayer(nn.Module, ABC):
         x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
-    def prev_share(self, sources: Tensor, _: Tensor) -> Tensor:
-        """h_prev's share of the energy that attention adds to the residual stream. ``sources``: [2, B, H, n, E]."""
-        heads = merge_heads(sources).to(next(self.parameters()).dtype)
+    def prev_share(self, from_prev: Tensor, attended: Tensor) -> Tensor:
+        """h_prev's share of the energy that attention adds to the residual stream, of heads [B, H, n, E]."""
+        heads = merge_heads(torch.stack([from_prev, attended - from_prev])).to(next(self.parameters()).dtype)
         with torch.autocast(heads.device.type, enabled=False):
             bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))
             prev, window = (self.output(heads) - bias_D).float().square().flatten(1).mean(1)
