@@ -121,7 +121,6 @@ class GPT2Layer(DecoderLayer):
         self.attn: Any = nn.ModuleDict(
             {"c_attn": affine(c.d_model, 3 * c.d_model), "c_proj": affine(c.d_model, c.d_model, std)}
         )
-        self.affine = type(self.attn["c_attn"])
         self.mlp: Any = nn.ModuleDict(
             {"c_fc": affine(c.d_model, c.mlp_dim), "c_proj": affine(c.mlp_dim, c.d_model, std)}
         )
@@ -129,15 +128,6 @@ class GPT2Layer(DecoderLayer):
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (split_heads(part, self.heads) for part in self.attn["c_attn"](self.ln_1(x_BnD)).chunk(3, -1))
         return q, k, v
-
-    def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        made: Any = self.attn["c_attn"]
-        x_BND = self.ln_1(prev_BND)
-        d = prev_BND.shape[-1]
-        plain = made.__class__ is self.affine  # not wrapped, for example by an adapter
-        both = F.linear(x_BND, made.weight.T[d:], made.bias[d:]) if plain else made(x_BND)[..., d:]
-        k, v = (split_heads(part, self.heads) for part in both.chunk(2, -1))
-        return k, v
 
     def output(self, heads_BnC: Tensor) -> Tensor:
         return self.attn["c_proj"](heads_BnC)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -181,17 +180,8 @@ class LlamaLayer(DecoderLayer):
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x_BnD = self.input_layernorm(x_BnD)
         q = split_heads(self.self_attn["q_proj"](x_BnD), self.heads)
-        return rotate(q, position_Bn, self.base), *self.keys_values_at(x_BnD, position_Bn)
-
-    def keys_values_at(self, normed_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (split_heads(self.self_attn[name](normed_BnD), self.kv_heads) for name in ("k_proj", "v_proj"))
-        return rotate(k, position_Bn, self.base), v
-
-    def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        position_N = torch.arange(-prev_BND.shape[1], 0, device=prev_BND.device)
-        # Autocast made it bfloat16: no fused norm mixes the two.
-        prev_BND = prev_BND.to(self.input_layernorm.weight.dtype)
-        return self.keys_values_at(self.input_layernorm(prev_BND), position_N[None])
+        k, v = (split_heads(self.self_attn[name](x_BnD), self.kv_heads) for name in ("k_proj", "v_proj"))
+        return rotate(q, position_Bn, self.base), rotate(k, position_Bn, self.base), v
 
     def output(self, heads_BnC: Tensor) -> Tensor:
         return self.self_attn["o_proj"](heads_BnC)

@@ -274,7 +274,7 @@ class RecurrentDecoderConfig(DecoderConfig):
         c = self.sized()
         d = c.d_model
         N = self.embeddings
-        read = replace(product(N, d, 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
+        read = replace(product(N, d, d + 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
         steps = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
         total = super().costs(vocab_size)
         if self.source == "layer":

@@ -39,6 +39,12 @@ def attention_weights(q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Te
     return F.dropout(weights, rate)
 
 
+def split_at(x: Tensor, size: int, dim: int) -> tuple[Tensor, Tensor]:
+    """The first ``size`` along a dimension, and the rest."""
+    first, rest = x.split([size, x.shape[dim] - size], dim)
+    return first, rest
+
+
 class DecoderLayer(nn.Module, ABC):
     """Attention, then the feed-forward, each added to the residual stream. A family's subclass has the projections."""
 
@@ -56,11 +62,8 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def project(self, x_BnD: Tensor, position_Bn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, n, E], keys and values [B, G, n, E]. ``position_Bn``: int64, positions in the window from 0."""
-
-    @abstractmethod
-    def keys_values(self, prev_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of h_prev, which has no query: [B, G, N, E]."""
+        """Queries [B, H, n, E], keys and values [B, G, n, E]. ``position_Bn``: int64, positions in the window from 0; those of
+        h_prev end at −1."""
 
     @abstractmethod
     def output(self, heads_BnC: Tensor) -> Tensor:
@@ -75,26 +78,27 @@ class DecoderLayer(nn.Module, ABC):
         groups = self.heads // self.kv_heads
         return x_BGmE if groups == 1 else x_BGmE.repeat_interleave(groups, 1)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None) -> Tensor:
-        """Attention's heads [B, H, n, E]. ``seen_Bnm``: bool, whether a query sees a key; with h_prev, its N keys stand first."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, seen_Bnm: Tensor, embeddings: int) -> Tensor:
+        """Attention's heads [B, H, n, E].
+
+        ``seen_Bnm``: bool, whether a query sees a key. ``embeddings``: how many keys are h_prev's; they stand first.
+        """
         rate = self.rate if self.training else 0.0
-        if prev_BND is None and not fused_attention_is_slow(q):
+        if not embeddings and not fused_attention_is_slow(q):
             k = self.repeat_heads(k)
             v = self.repeat_heads(v)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen_Bnm[:, None], dropout_p=rate)
-        v_prev = None
-        if prev_BND is not None:
-            k_prev, v_prev = self.keys_values(prev_BND)
-            k = torch.cat([k_prev, k], 2)
         # The queries of heads that share keys stand one below the other.
         groups = self.heads // self.kv_heads
         q = q.unflatten(1, (self.kv_heads, groups)).flatten(2, 3)
         weights = attention_weights(q, k, seen_Bnm.repeat(1, groups, 1), rate)
-        if v_prev is None:
+        if not embeddings:
             return self.separate_heads(weights @ v)
-        to_prev, to_window = weights.split([v_prev.shape[2], v.shape[2]], -1)
-        from_prev = self.from_prev(self.separate_heads(to_prev @ v_prev))
-        return self.attended(from_prev + self.separate_heads(to_window @ v))
+        prev, window = (
+            self.separate_heads(to @ part)
+            for to, part in zip(split_at(weights, embeddings, -1), split_at(v, embeddings, 2), strict=True)
+        )
+        return self.attended(self.from_prev(prev) + window)
 
     def separate_heads(self, x_BGnE: Tensor) -> Tensor:
         """[B, H, n, E] of the heads that share keys, one below the other."""
@@ -107,10 +111,18 @@ class DecoderLayer(nn.Module, ABC):
 
         ``cache``: None if the tokens fill all slots of the window.
         """
-        q, k, v = self.project(x_BnD, position_Bn)
-        if cache is not None:
+        embeddings = 0 if prev_BND is None else prev_BND.shape[1]
+        rows_BnD = x_BnD
+        if prev_BND is not None:
+            before_N = torch.arange(-embeddings, 0, device=position_Bn.device)
+            position_Bn = torch.cat([before_N.expand(len(x_BnD), -1), position_Bn.expand(len(x_BnD), -1)], 1)
+            rows_BnD = torch.cat([prev_BND.to(x_BnD.dtype), x_BnD], 1)
+        q, k, v = self.project(rows_BnD, position_Bn)
+        if cache is not None:  # which has the tokens' alone
+            (k_prev, k), (v_prev, v) = (split_at(x, embeddings, 2) for x in (k, v))
             k, v = cache(k, v)
-        heads_BnC = merge_heads(self.attend(q, k, v, seen_Bnm, prev_BND))
+            k, v = torch.cat([k_prev, k], 2), torch.cat([v_prev, v], 2)
+        heads_BnC = merge_heads(self.attend(q[:, :, embeddings:], k, v, seen_Bnm, embeddings))
         x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))
 
