@@ -143,6 +143,8 @@ train pg19-llama-rec-overlap-50 --model.pretrained smollm --data.store runs/stor
     + {PRETRAINED}
 train smollm2-rec --model.pretrained smollm --data.store runs/store
     + {PRETRAINED}
+train smollm2-rec-layers --model.pretrained smollm --data.store runs/store
+    + {PRETRAINED} --model.insert-layer 1
 benchmarks.whose_states runs/smollm2-rec --split validation
 prepare pg19 --source pg19 --tokenizer mamba2
     + --overwrite
