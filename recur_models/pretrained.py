@@ -20,7 +20,8 @@ query. With ``source = "layer"``, which the paper does not have, each layer from
 (pretrained_recurrence.py).
 
 State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of the last ones are valid; with recurrence
-``states`` [B, N, D], h_prev, and ``states_count`` [B], 0 before a document's second window. Weights have transformers' names.
+``states`` [B, N, D], the h_prev of all layers that read one, and ``states_count`` [B], 0 before a document's second window.
+Weights have transformers' names.
 
 Letters: see pretrained_layers.py; K blocks · V vocabulary.
 """

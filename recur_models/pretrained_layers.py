@@ -3,8 +3,8 @@
     layer = GPT2Layer(GPT2Config().sized())
     x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
 
-Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N embeddings of h_prev ·
-H heads, which share the keys and values of G · E head size · D width.
+Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N vectors of h_prev that the
+layer reads · H heads, which share the keys and values of G · E head size · D width.
 """
 
 from __future__ import annotations
@@ -107,9 +107,10 @@ class DecoderLayer(nn.Module, ABC):
     def forward(
         self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None
     ) -> Tensor:
-        """The residual stream after the layer [B, n, D]; the arguments are those of `project` and `attend`.
+        """The residual stream after the layer [B, n, D]; ``position_Bn`` and ``seen_Bnm`` are those of `project` and `attend`.
 
-        ``cache``: None if the tokens fill all slots of the window.
+        ``prev_BND``: h_prev, which joins the layer's inputs and has no query. ``cache``: None if the tokens fill all slots of the
+        window.
         """
         embeddings = 0 if prev_BND is None else prev_BND.shape[1]
         rows_BnD = x_BnD
