@@ -164,11 +164,12 @@ def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def unused_port() -> int:
-    """A port of this machine on which nothing listens, below those that the kernel gives to whoever asks for any (from 32,768 on):
-    one of those can be another process's before rank 0 listens on it.
+    """A port of this machine on which nothing listens, below those that Linux gives to whoever asks for any (by default from 32,768
+    on): one of those can be another process's before rank 0 listens on it.
     """
+    draw = random.SystemRandom()  # callers seed the common one
     while True:
-        port = random.randrange(16_384, 32_768)
+        port = draw.randrange(16_384, 32_768)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -23,7 +23,7 @@ State: ``tokens`` [B, O], the overlap's, and ``tokens_count`` [B], how many of t
 ``states`` [B, N, D], the h_prev of all layers that read one, and ``states_count`` [B], 0 before a document's second window.
 Weights have transformers' names.
 
-Letters: see pretrained_layers.py; K blocks · V vocabulary.
+Letters: see pretrained_layers.py and pretrained_recurrence.py; K blocks · V vocabulary.
 """
 
 from __future__ import annotations
@@ -79,14 +79,12 @@ class Decoder(RecurrentModel):
         config: DecoderSizes,
         vocab_size: int,
         recurrence: Recurrence | None = None,
-        inserted: tuple[int, ...] = (),
     ):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.block = config.block
         sizes = config.sized()
-        self.inserted = inserted
         self.embedding = nn.Embedding(vocab_size, sizes.d_model)
         self.positions = nn.Embedding(sizes.positions, sizes.d_model) if sizes.embeds_positions else None
         self.dropout = nn.Dropout(config.dropout)
@@ -227,25 +225,27 @@ class Decoder(RecurrentModel):
         behind_Bnm = slot_Bn[..., None] - slot_m
         # An empty slot is computed too: it sees only itself, and no other slot sees it.
         seen_Bnm = (behind_Bnm == 0) | ((behind_Bnm > 0) & (slot_m >= missing_B1)[:, None])
+        recurrence = self.recurrence
         with_prev_Bnm = seen_Bnm
-        if self.recurrence is not None and prev is not None:
-            has_BnN = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], self.recurrence.embeddings)
-            with_prev_Bnm = torch.cat([has_BnN, seen_Bnm], 2)
+        if recurrence is not None and prev is not None:
+            has_BnP = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], recurrence.read)
+            with_prev_Bnm = torch.cat([has_BnP, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
         x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))
-        streams = [x_BnD]
+        gathered: list[Tensor] = []
         for i, layer in enumerate(self.layers):
             note(i, x_BnD[:, -self.block :])  # without the overlap, which another block has noted
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
-            if self.recurrence is not None and prev is not None and i in self.inserted:
-                prev_BND = self.recurrence.read_by(i, prev.states_BND)
-                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev_BND, cache)
+            before_BnD = x_BnD
+            if recurrence is not None and prev is not None and i in recurrence.reading:
+                prev_BPD = recurrence.read_by(i, prev.states_BND)
+                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev_BPD, cache)
             else:
                 x_BnD = run(x_BnD, position_Bn, seen_Bnm, None, cache)
-            if self.recurrence is not None:
-                streams.append(x_BnD)
-        return x_BnD, None if self.recurrence is None else self.recurrence.gather(streams)
+            if recurrence is not None:
+                gathered = recurrence.gather(gathered, i, before_BnD, x_BnD)
+        return x_BnD, torch.cat(gathered, -1) if gathered else None
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return PretrainedIncrementalDecoder(self)
@@ -253,7 +253,7 @@ class Decoder(RecurrentModel):
     def probes(self) -> list[Probe]:
         if self.recurrence is None:
             return []
-        reading: list[Any] = [self.layers[i] for i in self.inserted]
+        reading: list[Any] = [self.layers[i] for i in self.recurrence.reading]
         shares = [Probe("state_share", each.from_prev, each.prev_share, until=each.attended) for each in reading]
         return [*shares, Probe("state_change", self.recurrence, self.recurrence.change)]
 

@@ -219,13 +219,14 @@ class RecurrentDecoderConfig(DecoderConfig):
 
     source: Literal["stack", "layer"] = "stack"
     """What h_prev is made of. stack: the hidden states of all layers, as in the paper. layer: each layer from `insert_layer` on has
-    one of its own, made of its inputs."""
+    a vector of its own, made of its inputs; `pooling` must be mean, and `embeddings` 1."""
     insert_layer: int = 2
-    """The layer, counted from 1, that reads what the window before has left; 0: every layer."""
+    """The layer, counted from 1, that reads what the window before has left; with `source` layer, the first one that does. 0: every
+    layer."""
     pooling: Pooling = "mean"
     """How a window's positions become one vector; attention: with weights by a learned key."""
     embeddings: int = 1
-    """Vectors that a layer gets from the window before."""
+    """Vectors that pass from one window to the next."""
     hidden: tuple[int, ...] = (200, 200, 200)
     """Hidden sizes of the feed-forward that makes them; with `source` layer, of each."""
     trained: Literal["all", "recurrence"] = "all"
@@ -238,8 +239,10 @@ class RecurrentDecoderConfig(DecoderConfig):
             raise ValueError(
                 f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: 0 is all of them"
             )
-        if self.source == "layer" and self.pooling != "mean":
-            raise ValueError(f"model.pooling is {self.pooling}, but with model.source layer it must be mean")
+        for name, needed in (("pooling", "mean"), ("embeddings", 1)):
+            value = getattr(self, name)
+            if self.source == "layer" and value != needed:
+                raise ValueError(f"model.{name} is {value}, but with model.source layer it must be {needed}")
         if any(size < 1 for size in self.hidden):
             raise ValueError(f"model.hidden is {self.hidden}: each size must be at least 1")
 
@@ -258,10 +261,10 @@ class RecurrentDecoderConfig(DecoderConfig):
     def build(self, vocab_size: int) -> Decoder:
         sizes = self.sized()
         if self.source == "layer":
-            recurrence: Recurrence = LayerRecurrence(self.inserted, self.steps, self.embeddings)
+            recurrence: Recurrence = LayerRecurrence(self.inserted, self.steps)
         else:
-            recurrence = StackRecurrence(sizes.layers, self.pooling, self.steps, self.embeddings)
-        model = self.load_pretrained(Decoder(self, vocab_size, recurrence, self.inserted))
+            recurrence = StackRecurrence(self.inserted, sizes.layers, self.pooling, self.steps, self.embeddings)
+        model = self.load_pretrained(Decoder(self, vocab_size, recurrence))
         self.freeze(model)
         return model
 
@@ -274,7 +277,8 @@ class RecurrentDecoderConfig(DecoderConfig):
         c = self.sized()
         d = c.d_model
         N = self.embeddings
-        read = replace(product(N, d, d + 2 * self.kv_width), parameters=0) + attention(d, N * self.window)
+        query = replace(product(N, d, d), flops=0)  # which h_prev does not need
+        read = replace(product(N, d, 2 * self.kv_width) + query, parameters=0) + attention(d, N * self.window)
         steps = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
         total = super().costs(vocab_size)
         if self.source == "layer":

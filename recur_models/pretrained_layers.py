@@ -1,9 +1,9 @@
 """A decoder's layer, which takes h_prev.
 
     layer = GPT2Layer(GPT2Config().sized())
-    x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BND, None)
+    x_BTD = layer(x_BTD, position_BT, seen_BTm, prev_BPD, None)
 
-Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · N vectors of h_prev that the
+Letters: B lanes · T tokens of a window: W of its block behind O of the overlap · n queries · m keys · P vectors of h_prev that the
 layer reads · H heads, which share the keys and values of G · E head size · D width.
 """
 
@@ -94,35 +94,39 @@ class DecoderLayer(nn.Module, ABC):
         weights = attention_weights(q, k, seen_Bnm.repeat(1, groups, 1), rate)
         if not embeddings:
             return self.separate_heads(weights @ v)
-        prev, window = (
-            self.separate_heads(to @ part)
-            for to, part in zip(split_at(weights, embeddings, -1), split_at(v, embeddings, 2), strict=True)
-        )
-        return self.attended(self.from_prev(prev) + window)
+        to_prev, to_window = split_at(weights, embeddings, -1)
+        v_prev, v_window = split_at(v, embeddings, 2)
+        from_prev = self.from_prev(self.separate_heads(to_prev @ v_prev))
+        return self.attended(from_prev + self.separate_heads(to_window @ v_window))
 
     def separate_heads(self, x_BGnE: Tensor) -> Tensor:
         """[B, H, n, E] of the heads that share keys, one below the other."""
         return x_BGnE.unflatten(2, (self.heads // self.kv_heads, -1)).flatten(1, 2)
 
     def forward(
-        self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BND: Tensor | None, cache: Cache | None
+        self, x_BnD: Tensor, position_Bn: Tensor, seen_Bnm: Tensor, prev_BPD: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """The residual stream after the layer [B, n, D]; ``position_Bn`` and ``seen_Bnm`` are those of `project` and `attend`.
 
-        ``prev_BND``: h_prev, which joins the layer's inputs and has no query. ``cache``: None if the tokens fill all slots of the
+        ``prev_BPD``: h_prev, which joins the layer's inputs and has no query. ``cache``: None if the tokens fill all slots of the
         window.
         """
-        embeddings = 0 if prev_BND is None else prev_BND.shape[1]
-        rows_BnD = x_BnD
-        if prev_BND is not None:
-            before_N = torch.arange(-embeddings, 0, device=position_Bn.device)
-            position_Bn = torch.cat([before_N.expand(len(x_BnD), -1), position_Bn.expand(len(x_BnD), -1)], 1)
-            rows_BnD = torch.cat([prev_BND.to(x_BnD.dtype), x_BnD], 1)
-        q, k, v = self.project(rows_BnD, position_Bn)
-        if cache is not None:  # which has the tokens' alone
-            (k_prev, k), (v_prev, v) = (split_at(x, embeddings, 2) for x in (k, v))
-            k, v = cache(k, v)
-            k, v = torch.cat([k_prev, k], 2), torch.cat([v_prev, v], 2)
+        rows = x_BnD
+        positions = position_Bn
+        embeddings = 0
+        if prev_BPD is not None:
+            embeddings = prev_BPD.shape[1]
+            lanes = len(x_BnD)
+            before_P = torch.arange(-embeddings, 0, device=position_Bn.device)
+            positions = torch.cat([before_P.expand(lanes, -1), position_Bn.expand(lanes, -1)], 1)
+            rows = torch.cat([prev_BPD.to(x_BnD.dtype), x_BnD], 1)
+        q, k, v = self.project(rows, positions)
+        if cache is not None:
+            k_prev, k = split_at(k, embeddings, 2)
+            v_prev, v = split_at(v, embeddings, 2)
+            k, v = cache(k, v)  # those of tokens alone
+            k = torch.cat([k_prev, k], 2)
+            v = torch.cat([v_prev, v], 2)
         heads_BnC = merge_heads(self.attend(q[:, :, embeddings:], k, v, seen_Bnm, embeddings))
         x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))

@@ -1,11 +1,14 @@
 """What makes h_prev from a window's hidden states.
 
-    recurrence = StackRecurrence(12, "mean", (768, 200, 200, 200, 768), 1)        # the paper's
-    gathered_BTD = recurrence.gather(streams)
-    prev_BND = recurrence(prev_BND, gathered_BTD, valid_BT)
+    recurrence = StackRecurrence((1,), 12, "mean", (768, 200, 200, 200, 768), 1)        # the paper's
+    gathered = []
+    for layer in range(12):
+        ...
+        gathered = recurrence.gather(gathered, layer, before_BTD, after_BTD)
+    states_BND = recurrence(states_BND, torch.cat(gathered, -1), valid_BT)
 
-Letters: B lanes · T tokens of a window · N vectors of h_prev · D width · L layers · R layers that read h_prev · X width of what is
-gathered of a token.
+Letters: B lanes · T tokens of a window · N vectors of h_prev, of which a layer reads P · D width · L layers · R layers that read
+h_prev · X width of what is gathered of a token.
 """
 
 from __future__ import annotations
@@ -25,23 +28,26 @@ Pooling = Literal["mean", "max", "attention"]
 
 
 class Recurrence(nn.Module, ABC):
-    """Makes h_prev, of which each layer that reads it has ``embeddings`` vectors."""
+    """Makes h_prev, of which each layer that reads it sees some vectors."""
 
-    def __init__(self, embeddings: int, vectors: int, width: int):
-        """``vectors``: N, of h_prev for all layers. ``width``: X."""
+    def __init__(self, reading: Sequence[int], read: int, vectors: int, width: int):
+        """``reading``: the R layers that read h_prev, counted from 0. ``read``: P. ``vectors``: N. ``width``: X."""
         super().__init__()
-        self.embeddings = embeddings
+        self.reading = tuple(reading)
+        self.read = read
         self.vectors = vectors
         self.width = width
 
     @abstractmethod
-    def gather(self, streams: Sequence[Tensor]) -> Tensor:
-        """What is kept of a window's tokens [B, n, X]. ``streams``: the residual stream before each layer and after the last one,
-        before the final norm [B, n, D]."""
+    def gather(self, gathered: list[Tensor], layer: int, before_BnD: Tensor, after_BnD: Tensor) -> list[Tensor]:
+        """What is kept of a window's tokens after a layer more; side by side it is [B, n, X] after the last one.
+
+        ``before_BnD``, ``after_BnD``: the residual stream before the layer and after it.
+        """
 
     @abstractmethod
     def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
-        """The vectors of h_prev that a layer reads, counted from 0."""
+        """The vectors that a layer reads [B, P, D]."""
 
     @abstractmethod
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
@@ -66,27 +72,25 @@ class StackRecurrence(Recurrence):
     tokens, of which a document's last window has fewer.
     """
 
-    def __init__(self, layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
-        """``sizes``: those of the feed-forward's layers, from D through the hidden ones to N · D."""
-        super().__init__(embeddings, embeddings, sizes[0])
+    def __init__(self, reading: Sequence[int], layers: int, pooling: Pooling, sizes: Sequence[int], embeddings: int):
+        """``sizes``: those of the feed-forward's layers, from D through the hidden ones to N · D. ``embeddings``: N, and P."""
+        super().__init__(reading, embeddings, embeddings, sizes[0])
         self.pooling: Pooling = pooling
         self.layer_weights_L = nn.Parameter(torch.zeros(layers))  # α
         self.key_D = nn.Parameter(torch.zeros(sizes[0])) if pooling == "attention" else None
         self.steps = feed_forward(sizes)
 
-    def gather(self, streams: Sequence[Tensor]) -> Tensor:
+    def gather(self, gathered: list[Tensor], layer: int, before_BnD: Tensor, after_BnD: Tensor) -> list[Tensor]:
         """Σ w_ℓ h^(ℓ) [B, n, D] (equation 1)."""
-        sum_BnD = torch.zeros_like(streams[0])
-        for weight, x_BnD in zip(torch.softmax(self.layer_weights_L, 0), streams[1:], strict=True):
-            sum_BnD = sum_BnD + weight * x_BnD
-        return sum_BnD
+        weighted_BnD = torch.softmax(self.layer_weights_L, 0)[layer] * after_BnD
+        return [gathered[0] + weighted_BnD if gathered else weighted_BnD]
 
     def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
         return states_BND
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
         z_BD = self.pool(gathered_BTX, valid_BT)
-        return through(self.steps, z_BD).unflatten(-1, (self.embeddings, -1))
+        return apply_steps(self.steps, z_BD).unflatten(-1, (self.vectors, -1))
 
     def pool(self, sum_BTD: Tensor, valid_BT: Tensor) -> Tensor:
         """z [B, D]."""
@@ -101,16 +105,15 @@ class StackRecurrence(Recurrence):
 
 
 class LayerRecurrence(Recurrence):
-    """An h_prev for each layer that reads it, from that layer's own inputs: their mean, normed, and what a feed-forward adds.
+    """A vector of h_prev for each layer that reads it: the mean of that layer's normed inputs, and what a feed-forward adds.
 
     The feed-forward's output begins at 0. So a layer first reads the mean of what it knows as tokens, where the paper's h_prev is
     noise at first. Each position is normed before, or the first one's would outweigh all others in a pretrained model.
     """
 
-    def __init__(self, reading: Sequence[int], sizes: Sequence[int], embeddings: int):
-        """``reading``: R layers, counted from 0. ``sizes``: of each feed-forward, from D through the hidden ones to N / R · D."""
-        super().__init__(embeddings, embeddings * len(reading), sizes[0] * len(reading))
-        self.reading = tuple(reading)
+    def __init__(self, reading: Sequence[int], sizes: Sequence[int]):
+        """``sizes``: those of each feed-forward's layers, from D through the hidden ones to D."""
+        super().__init__(reading, 1, len(reading), sizes[0] * len(reading))
         self.steps = nn.ModuleList()
         for _ in reading:
             steps: Any = feed_forward(sizes)
@@ -118,21 +121,20 @@ class LayerRecurrence(Recurrence):
             nn.init.zeros_(steps[-1].bias)
             self.steps.append(steps)
 
-    def gather(self, streams: Sequence[Tensor]) -> Tensor:
-        """Normed inputs of the reading layers, side by side [B, n, R · D]."""
-        return torch.cat([normed(streams[layer]) for layer in self.reading], -1)
+    def gather(self, gathered: list[Tensor], layer: int, before_BnD: Tensor, after_BnD: Tensor) -> list[Tensor]:
+        """Normed inputs of the reading layers."""
+        return [*gathered, normed(before_BnD)] if layer in self.reading else gathered
 
     def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
-        first = self.reading.index(layer) * self.embeddings
-        return states_BND[:, first : first + self.embeddings]
+        place = self.reading.index(layer)
+        return states_BND[:, place : place + 1]
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
         mean_BRD = mean(gathered_BTX, valid_BT).unflatten(-1, (len(self.reading), -1))
         vectors = []
-        for steps, z_BD in zip(self.steps, mean_BRD.unbind(1), strict=True):
-            added_BnD = through(steps, normed(z_BD)).unflatten(-1, (self.embeddings, -1))  # pyrefly: ignore
-            vectors.append(z_BD[:, None] + added_BnD)
-        return torch.cat(vectors, 1)
+        for steps, mean_BD in zip(self.steps, mean_BRD.unbind(1), strict=True):
+            vectors.append(mean_BD + apply_steps(steps, normed(mean_BD)))  # pyrefly: ignore
+        return torch.stack(vectors, 1)
 
 
 def feed_forward(sizes: Sequence[int]) -> nn.ModuleList:
@@ -140,7 +142,7 @@ def feed_forward(sizes: Sequence[int]) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(size, to) for size, to in pairwise(sizes))
 
 
-def through(steps: nn.ModuleList, x: Tensor) -> Tensor:
+def apply_steps(steps: nn.ModuleList, x: Tensor) -> Tensor:
     """A feed-forward's output, with GELU between its layers."""
     for step in steps[:-1]:
         x = F.gelu(step(x), approximate="tanh")

@@ -135,8 +135,8 @@ MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer"
 """A pretrained Mamba-2 on the same books, over segments of 2,560 tokens with its State carried: the paper has none."""
 SMOLLM2_TOKENS = 2_000_000
 OF_EACH_LAYER: dict[str, Any] = {"source": "layer", "insert_layer": 5, "hidden": (200,)}
-"""An h_prev for each layer from the fifth on, which the paper does not have: below it SmolLM2 loses more than it gains by it before
-any training (results/pretrained)."""
+"""An h_prev for each layer from the fifth on, which the paper does not have. From the second or third on, SmolLM2 loses by it
+before any training (results/pretrained)."""
 
 
 def on_two_cores(config: TrainConfig) -> TrainConfig:
@@ -153,7 +153,7 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
         optim=replace(
             config.optim,
             lr=3e-5,
-            recurrent_lr_scale=30.0 if isinstance(config.model, KINDS["llama-rec"]) else 1.0,
+            recurrent_lr_scale=30.0 if isinstance(config.model, LlamaRecConfig) else 1.0,
             max_grad_norm=1.0,
         ),
         steps=steps,
@@ -277,7 +277,9 @@ def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, variant: 
     trained_overlap = overlap if recurrent else 0
     config = fine_tuned(KINDS[kind](window=window, overlap=trained_overlap, **model), "pg19")
     read = {"overlap": overlap} if overlap and not recurrent else {}
-    tiny_preset = "smollm2-rec-layers" if "source" in model else "smollm2-rec" if recurrent else "smollm2"
+    tiny_preset = "smollm2-rec" if recurrent else "smollm2"
+    if "source" in model:
+        tiny_preset = "smollm2-rec-layers"
     presets = {
         "paper": (f"pg19-{kind}-overlap-50", config),
         "tiny": (tiny_preset, on_two_cores(config)),
@@ -286,7 +288,8 @@ def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, variant: 
         scale: {"": Run(preset, SMOLLM2_DATA, changes(run, PRESETS[preset]), read, checkpoint="best")}
         for scale, (preset, run) in presets.items()
     }
-    series = f"{'Recurrent' if recurrent else 'SmolLM2'}{variant and f', {variant}'}, window {window}"
+    name = "Recurrent" if recurrent else "SmolLM2"
+    series = ", ".join(filter(None, (name, variant, f"window {window}")))
     return Row(f"{series}, overlap {overlap}", {}, runs, series)
 
 

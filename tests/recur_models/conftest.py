@@ -100,7 +100,7 @@ def small_configs() -> dict[str, ModelConfig]:
             **shared, window=4 + overlap, overlap=overlap, hidden=(16, 8), output="own" if overlap == 2 else "tied"
         )
     own: dict[str, Any] = {"source": "layer", "hidden": (8,)}
-    configs["gpt2_rec-layers"] = GPT2RecConfig(**size, window=6, overlap=2, insert_layer=0, embeddings=2, **own)
+    configs["gpt2_rec-layers"] = GPT2RecConfig(**size, window=6, overlap=2, insert_layer=0, **own)
     configs["llama_rec-layers"] = LlamaRecConfig(**shared, window=6, overlap=2, insert_layer=2, **own)
     configs["llama_rec-everywhere"] = LlamaRecConfig(
         **shared, window=6, overlap=2, insert_layer=0, embeddings=2, hidden=()

@@ -60,7 +60,7 @@ class NaiveGPT2:
         first = self.config.insert_layer
         if self.config.source == "layer":
             n = i - max(first - 1, 0)
-            return None if n < 0 else prev.view(-1, self.config.embeddings, prev.shape[-1])[n]
+            return None if n < 0 else prev[n : n + 1]
         return prev if first in (0, i + 1) else None
 
     def feed_forward(self, name: str, z: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ WHOLE: dict[str, ModelConfig] = {
     "rec": RecConfig(**REC),
     "gpt2-rec": GPT2RecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,)),
     "llama-rec": LlamaRecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,), kv_heads=1),
+    "layers": LlamaRecConfig(**DECODER, window=6, insert_layer=1, hidden=(8,), kv_heads=1, source="layer"),
     "mamba2": Mamba2Config(layers=1, d_model=16, heads=2, value_dim=16, key_dim=4, window=4, dropout=0.1),
 }
 
@@ -136,7 +137,14 @@ WHOLE: dict[str, ModelConfig] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "unit"),
-    [("rec", "layer"), ("rec", "model"), ("gpt2-rec", "model"), ("llama-rec", "layer"), ("mamba2", "model")],
+    [
+        ("rec", "layer"),
+        ("rec", "model"),
+        ("gpt2-rec", "model"),
+        ("llama-rec", "layer"),
+        ("layers", "model"),
+        ("mamba2", "model"),
+    ],
 )
 def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compile) -> None:
     """Whatever documents begin where, as training reads them: with gradients, State carried. Another number of lanes is a version

@@ -287,6 +287,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
         ({"dropout": 1.0}, "model.dropout is 1.0"),
         ({"insert_layer": 4}, "there are 3 layers"),
         ({"embeddings": 0}, "model.embeddings is 0"),
+        ({"source": "layer", "embeddings": 2}, "model.embeddings is 2, but with model.source layer it must be 1"),
+        ({"source": "layer", "pooling": "max"}, "model.pooling is max, but with model.source layer it must be mean"),
         ({"hidden": (200, 0)}, "each size must be"),
     ],
 )

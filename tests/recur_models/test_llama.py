@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -112,9 +114,9 @@ def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_fir
 
 
 @pytest.mark.parametrize("overlap", [0, 3])
-@pytest.mark.parametrize("config", [LlamaConfig, LlamaRecConfig])
+@pytest.mark.parametrize("config", [LlamaConfig, LlamaRecConfig, partial(LlamaRecConfig, source="layer", hidden=(8,))])
 def test_in_bfloat16_on_a_cpu_it_attends_as_in_float32_without_the_slow_kernel(
-    config: type[LlamaConfig], overlap: int
+    config: Callable[..., LlamaConfig], overlap: int
 ) -> None:
     torch.manual_seed(0)
     model = config(pretrained="none", kv_heads=2, window=8, overlap=overlap, **SIZES).build(IDS)

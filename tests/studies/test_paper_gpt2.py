@@ -99,12 +99,13 @@ def test_smollm2_saves_what_it_validates() -> None:
         assert 9 <= config.steps // config.validate_every <= 11, row.label
 
 
-@pytest.mark.parametrize("name", ["smollm2", "smollm2-rec"])
-def test_smollm2_has_a_rate_of_its_own_where_it_has_recurrent_parameters(name: str) -> None:
+@pytest.mark.parametrize(("name", "scales"), [("smollm2", set()), ("smollm2-rec", {30}), ("smollm2-rec-layers", {30})])
+def test_smollm2_has_a_rate_of_its_own_where_it_has_recurrent_parameters(name: str, scales: set[float]) -> None:
     config = PRESETS[name]
     model: Any = config.model
-    sizes: dict[str, Any] = {"pretrained": "none", "layers": 2, "d_model": 8, "heads": 1, "kv_heads": 1, "mlp_dim": 8}
-    build_optimizer(replace(model, **sizes, positions=100).build(8), config.optim)
+    sizes: dict[str, Any] = {"pretrained": "none", "layers": 5, "d_model": 8, "heads": 1, "kv_heads": 1, "mlp_dim": 8}
+    optimizer = build_optimizer(replace(model, **sizes, positions=100).build(8), config.optim)
+    assert {group["lr_scale"] for group in optimizer.param_groups if "lr_scale" in group} == scales
 
 
 def test_the_presets_do_not_clip_gradients() -> None:
