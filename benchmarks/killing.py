@@ -73,6 +73,7 @@ MODELS = {
         "gpt2-rec": f"small-gpt2-rec {GPT2} {WINDOWS} --model.hidden 8 8",
         "llama": f"small-llama {GPT2} {WINDOWS} --model.kv-heads 1",
         "llama-rec": f"small-llama-rec {GPT2} {WINDOWS} --model.kv-heads 1 --model.hidden 8 8",
+        "llama-rec layers": f"small-llama-rec {GPT2} {WINDOWS} --model.kv-heads 1 --model.hidden 8 --model.source layer",
         "mamba2": f"pg19-mamba2 {MAMBA2}",
     }.items()
 }

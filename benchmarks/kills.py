@@ -36,7 +36,7 @@ class BenchConfig:
 
     models: tuple[str, ...] = tuple(MODELS)
     """Of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing, staircase, cached-staircase, feedback-transformer, transformer-xl,
-    universal-transformer, lstm, mixers, rmt, armt, gpt2, gpt2-rec, llama, llama-rec, mamba2."""
+    universal-transformer, lstm, mixers, rmt, armt, gpt2, gpt2-rec, llama, llama-rec, llama-rec layers, mamba2."""
     kills: int = 20
     """Kills of each run."""
     seed: int = 0
