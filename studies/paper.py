@@ -244,8 +244,8 @@ def main(argv: list[str]) -> int:
         failed = plan.make(at_once, folder)
     results = plan.results(config.command())
     if not results.facts:  # nothing that it could be of
-        logs = plan.place.log(failed[0].name) if failed else plan.place.root / "logs"
-        raise UserError(f"no training of {plan.name} is done below {config.root}: leave out --no-train, or see {logs}")
+        remedy = f"see {plan.place.log(failed[0].name)}" if failed else "leave out --no-train"
+        raise UserError(f"no training of {plan.name} is done below {config.root}: {remedy}")
     paths = [*results.write(folder), *plan.pages(folder)]
     print(results.title())
     Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
