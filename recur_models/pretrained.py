@@ -228,7 +228,7 @@ class Decoder(RecurrentModel):
         recurrence = self.recurrence
         with_prev_Bnm = seen_Bnm
         if recurrence is not None and prev is not None:
-            has_BnP = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], recurrence.read)
+            has_BnP = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], recurrence.per_layer)
             with_prev_Bnm = torch.cat([has_BnP, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
         x_BnD = self.dropout(x_BnD if self.positions is None else x_BnD + self.positions(position_Bn))

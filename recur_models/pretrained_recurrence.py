@@ -30,11 +30,11 @@ Pooling = Literal["mean", "max", "attention"]
 class Recurrence(nn.Module, ABC):
     """Makes h_prev, of which each layer that reads it sees some vectors."""
 
-    def __init__(self, reading: Sequence[int], read: int, vectors: int, width: int):
-        """``reading``: the R layers that read h_prev, counted from 0. ``read``: P. ``vectors``: N. ``width``: X."""
+    def __init__(self, reading: Sequence[int], per_layer: int, vectors: int, width: int):
+        """``reading``: the R layers that read h_prev, counted from 0. ``per_layer``: P. ``vectors``: N. ``width``: X."""
         super().__init__()
         self.reading = tuple(reading)
-        self.read = read
+        self.per_layer = per_layer
         self.vectors = vectors
         self.width = width
 
