@@ -165,8 +165,10 @@ def before_call(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def unused_port() -> int:
-    """A port of this machine on which nothing listens, below those that Linux gives to whoever asks for any (by default from 32,768
-    on): one of those can be another process's before rank 0 listens on it.
+    """A port of this machine on which nothing listens.
+
+    It is below the ports that Linux assigns by itself, by default from 32,768 on: another process can get one of those before
+    the caller listens on it.
     """
     draw = random.SystemRandom()  # callers seed the common one
     while True:

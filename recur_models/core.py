@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.layers import MASKED, is_plain, linear_part, merge_heads, split_heads
+from recur_models.layers import MASKED, is_plain, joined, linear_part, merge_heads, split_heads
 from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
@@ -80,11 +80,6 @@ Parts = Sequence[tuple[Tensor, Tensor]]
 
 Context = list[tuple[Tensor, Tensor]]
 """Each layer's keys and values of tokens that are only attended to: [B, H, m, E]."""
-
-
-def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values [..., m, E], those of later tokens behind."""
-    return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
 
 
 class Seen(NamedTuple):

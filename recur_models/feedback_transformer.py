@@ -31,12 +31,11 @@ from recur_models.core import (
     Parts,
     Seen,
     documents,
-    joined,
     keep_own,
 )
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
-from recur_models.layers import MASKED, is_plain, split_heads
+from recur_models.layers import MASKED, is_plain, joined, split_heads
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 
 

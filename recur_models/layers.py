@@ -252,6 +252,11 @@ def merge_heads(*parts: Tensor) -> Tensor:
     return (turned[0] if len(parts) == 1 else torch.cat(turned, -2)).flatten(-2)
 
 
+def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Keys and values [..., m, E], those of later tokens behind."""
+    return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
+
+
 def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
     """Each pair of a head's dimensions, one of each half, turned by the position times a speed of its own (Su et al. 2021).
 

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.hidden import note
+from recur_models.layers import joined
 from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev
 from recur_models.pretrained_recurrence import Recurrence
@@ -308,8 +309,8 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             after[f"{i}.keys"] = put(places, block[f"{i}.keys"], k)
             after[f"{i}.values"] = put(places, block[f"{i}.values"], v)
-            keys = torch.cat([block[f"{i}.earlier_keys"], after[f"{i}.keys"]], 2)
-            values = torch.cat([block[f"{i}.earlier_values"], after[f"{i}.values"]], 2)
+            earlier = block[f"{i}.earlier_keys"], block[f"{i}.earlier_values"]
+            keys, values = joined(earlier, (after[f"{i}.keys"], after[f"{i}.values"]))
             return keys.to(k.dtype), values.to(k.dtype)
 
         caches = [partial(append, i) for i in range(len(model.layers))]

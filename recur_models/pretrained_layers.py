@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recur_models.layers import MASKED, fused_attention_is_slow, merge_heads
+from recur_models.layers import MASKED, fused_attention_is_slow, joined, merge_heads
 
 Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes the keys and values of some slots of a window, and returns those of all its slots."""
@@ -124,9 +124,7 @@ class DecoderLayer(nn.Module, ABC):
         if cache is not None:
             k_prev, k = split_at(k, embeddings, 2)
             v_prev, v = split_at(v, embeddings, 2)
-            k, v = cache(k, v)  # those of tokens alone
-            k = torch.cat([k_prev, k], 2)
-            v = torch.cat([v_prev, v], 2)
+            k, v = joined((k_prev, v_prev), cache(k, v))  # the cache holds only tokens
         heads_BnC = merge_heads(self.attend(q[:, :, embeddings:], k, v, seen_Bnm, embeddings))
         x_BnD = x_BnD + self.dropout(self.output(heads_BnC))
         return x_BnD + self.dropout(self.feed_forward(x_BnD))

@@ -1,4 +1,4 @@
-"""What makes h_prev from a window's hidden states.
+"""Modules that make h_prev from a window's hidden states.
 
     recurrence = StackRecurrence((1,), 12, "mean", (768, 200, 200, 200, 768), 1)        # the paper's
     gathered = []
@@ -40,7 +40,7 @@ class Recurrence(nn.Module, ABC):
 
     @abstractmethod
     def gather(self, gathered: list[Tensor], layer: int, before_BnD: Tensor, after_BnD: Tensor) -> list[Tensor]:
-        """What is kept of a window's tokens after a layer more; side by side it is [B, n, X] after the last one.
+        """``gathered`` with this layer's part. After the last layer its tensors, side by side, are [B, n, X].
 
         ``before_BnD``, ``after_BnD``: the residual stream before the layer and after it.
         """
@@ -107,8 +107,8 @@ class StackRecurrence(Recurrence):
 class LayerRecurrence(Recurrence):
     """A vector of h_prev for each layer that reads it: the mean of that layer's normed inputs, and what a feed-forward adds.
 
-    The feed-forward's output begins at 0. So a layer first reads the mean of what it knows as tokens, where the paper's h_prev is
-    noise at first. Each position is normed before, or the first one's would outweigh all others in a pretrained model.
+    The feed-forward's output begins at 0. So a pretrained layer first reads a mean of vectors that it knows; the paper's h_prev
+    is noise at first. Each position is normed before the mean: in a pretrained model the first one would outweigh all others.
     """
 
     def __init__(self, reading: Sequence[int], sizes: Sequence[int]):

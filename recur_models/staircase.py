@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, joined, keep_own
+from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
 from recur_models.costs import Costs
 from recur_models.hidden import note
+from recur_models.layers import joined
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 from recur_models.stepping import put
 
