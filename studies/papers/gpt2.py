@@ -135,8 +135,8 @@ MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer"
 """A pretrained Mamba-2 on the same books, over segments of 2,560 tokens with its State carried: the paper has none."""
 SMOLLM2_TOKENS = 2_000_000
 OF_EACH_LAYER: dict[str, Any] = {"source": "layer", "insert_layer": 5, "hidden": (200,)}
-"""An h_prev for each layer from the fifth on, which the paper does not have. From the second or third on, SmolLM2 loses by it
-before any training (results/pretrained)."""
+"""An h_prev for each layer from the fifth on; the paper has none. Beginning at layer 2 or 3 raises the untrained SmolLM2's loss
+(results/pretrained)."""
 
 
 def on_two_cores(config: TrainConfig) -> TrainConfig:
