@@ -15,3 +15,6 @@ Recompute = Literal["nothing", "layer", "block"]
 
 Compile = Literal["no", "layer", "model"]
 """The unit that torch.compile makes one graph of: nothing, each layer by itself, or the whole model."""
+
+Dtype = Literal["float32", "bfloat16"]
+"""The numbers that products are computed in."""

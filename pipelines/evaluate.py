@@ -4,6 +4,7 @@
     python -m pipelines.evaluate runs/mine/checkpoints/step-00002000 --split validation
     python -m pipelines.evaluate runs/gpt2 --overlap 0 10 50             # the same weights over other windows
     python -m pipelines.evaluate runs/gpt2 --checkpoint best             # early stopping: the best on validation
+    python -m pipelines.evaluate runs/mine --precision bfloat16          # faster where the hardware has units for it
     python -m pipelines.evaluate exported/tuned --store runs/store       # an exported folder, tuned by others or not
 
 Bits per token, bits per byte and word-level perplexity; the same with the recurrent states, and with the whole State, cleared at
@@ -97,6 +98,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         segment_length=target.segment_length,
         shards=max(workers, 1),
         folder=folder,
+        precision=target.precision,
     )
     told = ", ".join(["State carried", *(LABELS[mode] for mode in state_modes if mode != "nothing")])
     with pass_progress(f"{target.name}, {told}", scoring.reading.tokens) as update:
@@ -182,6 +184,7 @@ def main(argv: list[str]) -> None:
         totals = target.store.manifest.totals
         counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
         at = f"{target.name}, step {target.checkpoint.step:,}"
+        at += "" if target.precision == "float32" else f", in {target.precision}"
         print(f"evaluating {at}, on {cli.shown(target.store.folder)}: {counts}")
 
     report_folder = RunFolder(output)  # a bucket gets it from a working folder

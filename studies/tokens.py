@@ -119,6 +119,7 @@ class Pass:
                 segment_length=target.segment_length,
                 shards=max(workers, 1),
                 folder=nats.parent,
+                precision=target.precision,
             )
             reading = replace(scoring.reading, sink=partial(token_nats, nats, target.store.lengths))
             with pass_progress(self.name, reading.tokens) as update:

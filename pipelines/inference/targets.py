@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tyro
 
 from common.checks import check_options
+from common.choices import Dtype
 from common.errors import UserError
 from common.places import Place
 from data_prep.manifest import StoreError
@@ -65,6 +66,9 @@ class TargetsConfig:
     """Score gpt2-rec with windows and overlaps other than in training, which makes it worse."""
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
+    precision: Dtype = "float32"
+    """Precision of the products, whatever that of the training. bfloat16 is faster on a GPU, and on a CPU with units for it
+    (amx_bf16, avx512_bf16); metrics differ in about the fifth digit."""
     output: str = ""
     """Folder or URI of the report; by default `reports/<names>` (for a split other than test, `reports/<names>-<split>`) beside the
     first run, or in `runs` if nothing can be written there."""
@@ -83,8 +87,9 @@ class TargetsConfig:
 
     @property
     def chosen(self) -> str:
-        """In a report's name: which checkpoint is read, if not the newest."""
-        return "" if self.checkpoint == "newest" else f"-{self.checkpoint}"
+        """In a report's name: which checkpoint is read, if not the newest, and in which precision, if not float32."""
+        checkpoint = "" if self.checkpoint == "newest" else f"-{self.checkpoint}"
+        return checkpoint if self.precision == "float32" else f"{checkpoint}-{self.precision}"
 
     @property
     def cleared(self) -> str:
@@ -107,8 +112,9 @@ class EvaluationTarget:
     """The training split beside it, where there is one."""
     model: ModelConfig
     """The run's, or what was asked for in the place of its windows."""
-    changed: Mapping[str, int]
-    """The options that differ from the run's."""
+    changed: Mapping[str, int | str]
+    """The options that differ from the run's; and the precision, if it is not float32."""
+    precision: Dtype
     lanes: int
     segment_length: int
     """As asked for, or as many blocks as in training."""
@@ -135,9 +141,13 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
                 raise UserError(
                     f"--clear-at is {config.clear_at}, inside a block of {name + called}: give a multiple of {model.block}"
                 )
-            changed = {field: value for field, value in windows.items() if trained["model"][field] != value}
-            sizes = (lanes, config.segment_length or blocks * model.block)
-            targets.append(EvaluationTarget(name + called, checkpoint, run_of(path), *opened, model, changed, *sizes))
+            changed: dict[str, int | str] = {
+                field: value for field, value in windows.items() if trained["model"][field] != value
+            }
+            if config.precision != "float32":
+                changed["precision"] = config.precision
+            how = (changed, config.precision, lanes, config.segment_length or blocks * model.block)
+            targets.append(EvaluationTarget(name + called, checkpoint, run_of(path), *opened, model, *how))
     return targets
 
 

@@ -27,7 +27,7 @@ from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
-from pipelines.training.precision import FLOAT32, Precision
+from pipelines.training.precision import FLOAT32, Precision, autocast_to
 from pipelines.training.restoring import digest_lanes, random_state, reads_on, restore_lanes, restore_optimizer
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
@@ -120,9 +120,9 @@ def train(
 
     # Machine
     wrapped = world.wrap(model)
-    dtype = run.precision.dtype
-    autocast = partial(torch.autocast, world.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
-    speed = Speed(world.device, fastest_tokens(config, world, model.vocab_size, dtype) if tracker else {})
+    autocast = autocast_to(run.precision.name, world.device)
+    fastest = fastest_tokens(config, world, model.vocab_size, run.precision.dtype) if tracker else {}
+    speed = Speed(world.device, fastest)
     timed = first_step  # up to which `speed` was asked
     model.train()
 

@@ -2,6 +2,7 @@
 
     machine = machine_of(torch.device("cpu"))               # Machine("cpu", "AMD EPYC, AVX512, avx512_bf16", {"avx512_bf16"})
     decide(config, vocab_size, machine)                     # Precision("bfloat16", "the CPU has avx512_bf16, and …")
+    autocast = autocast_to("bfloat16", device)               # with autocast(): products in it
 
 Autocast computes products in the precision. Parameters, optimizer and gradients stay in float32.
 """
@@ -9,17 +10,18 @@ Autocast computes products in the precision. Parameters, optimizer and gradients
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from common.choices import Dtype
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import ModelSettings, TrainConfig
 from pipelines.training.world import World
-
-Name = Literal["float32", "bfloat16"]
 
 UNITS = ("amx_bf16", "avx512_bf16")
 """CPU features that multiply bfloat16, the fastest first: tiles of AMX, and the dot products of AVX-512. The kernel's names."""
@@ -44,7 +46,7 @@ class Machine:
 class Precision:
     """A choice, and the machine of the process that has made it."""
 
-    name: Name
+    name: Dtype
     reason: str
     """A clause."""
     machine: str = ""
@@ -78,12 +80,17 @@ def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> M
     return Machine(device.type, kind, frozenset(units))
 
 
+def autocast_to(name: Dtype, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """Makes contexts whose products are in this precision."""
+    return partial(torch.autocast, device.type, torch.bfloat16, enabled=name == "bfloat16")
+
+
 def width_of(model: ModelSettings, vocab_size: int) -> int:
     """The size of a token's embedding."""
     return model.costs(vocab_size).embedding_parameters // vocab_size
 
 
-def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Name | None = None) -> Precision:
+def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype | None = None) -> Precision:
     """The precision of a run, and why. It depends on nothing else.
 
     Args:
@@ -114,7 +121,7 @@ def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint
     return replace(chosen, name="bfloat16" if name == "bfloat16" else "float32")
 
 
-def begun_with(resume: Checkpoint) -> Name | None:
+def begun_with(resume: Checkpoint) -> Dtype | None:
     """The precision that `auto` chose when the run began; None if that was not `auto`, and another field was allowed to change."""
     return resume.meta.get("precision") if resume.meta["config"]["precision"] == "auto" else None
 

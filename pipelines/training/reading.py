@@ -32,9 +32,11 @@ import xxhash
 from safetensors.torch import load, save
 from torch import Tensor
 
+from common.choices import Dtype
 from common.files import write_atomically
 from data_prep.lanes import Batch, EvaluationLanes, TokenStore, read_batch
 from pipelines.training.forward import predict, tensors
+from pipelines.training.precision import autocast_to
 from pipelines.training.processes import over_processes
 from recur_models import RECURRENT, RecurrentModel, State, clear, detach
 from recur_models.losses import hidden_states
@@ -192,6 +194,8 @@ class DocumentPass:
     """Where shards are saved, by their names; without it those that are not finished are read anew."""
     hidden: bool = False
     """Sinks get hidden states in the place of losses."""
+    precision: Dtype = "float32"
+    """That of products."""
 
     @property
     def tokens(self) -> int:
@@ -237,6 +241,7 @@ class DocumentPass:
         schedule = EvaluationLanes(shard.lengths, **sizes, aligned=shard.clearing != "nothing")
         first, kept, state = self.saved(shard)
         how: dict[str, Any] = {"clearing": shard.clearing, "where": shard.where, "hidden": self.hidden, "begin": first}
+        how["autocast"] = autocast_to(self.precision, device)
         if first:
             how["state"] = {name: tensor.to(device) for name, tensor in state.items()}
         yield sum(schedule.valid_tokens(step) for step in range(first))

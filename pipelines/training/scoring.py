@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.choices import Dtype
 from common.errors import UserError
 from common.files import digest
 from data_prep.corpora import CODE
@@ -107,6 +108,8 @@ class Scoring:
     shards: int
     folder: Path
     """Where what has been read is kept."""
+    precision: Dtype = "float32"
+    """That of products."""
 
     @property
     def beyond(self) -> int:
@@ -128,14 +131,15 @@ class Scoring:
         if not lengths.any():
             raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
         model = [self.checkpoint.digest, self.model.to_json(), self.store.manifest.fingerprint]
-        key = digest([*model, asdict(self.where), self.lanes, self.segment_length, self.shards, self.bucket, LAYOUT])
+        sizes = [self.lanes, self.segment_length, self.shards, self.bucket]
+        key = digest([*model, asdict(self.where), *sizes, self.precision, LAYOUT])
         self.folder.mkdir(parents=True, exist_ok=True)
         found = list[Shard]()
         for mode in self.state_modes:
             read = lengths if mode == self.state_modes[0] else np.where(lengths > self.beyond, lengths, 0)
             whole = Shard(f"{key}-{mode}", self.store, read, self.lanes, self.segment_length, mode, self.where)
             found += whole.split(self.shards, self.model.block)
-        return DocumentPass(self.load, found, self.sums, self.folder)
+        return DocumentPass(self.load, found, self.sums, self.folder, precision=self.precision)
 
     @contextmanager
     def sums(self, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:

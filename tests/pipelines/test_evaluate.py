@@ -19,8 +19,10 @@ from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.config.run import config_hash_without_seed
 from pipelines.inference.trained import find_checkpoint
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.reports.evaluation import kept_evaluation
 from pipelines.tracking.metrics_file import read_records
 from recur_models import model_from_json
 from tests.small_corpus import contents
@@ -98,6 +100,24 @@ def test_metrics_table_and_files(
 def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     evaluate.main([f"{two_runs[0]}/checkpoints/step-00000005", "--split", "validation", *QUIET])
     assert "step 5" in capsys.readouterr().out
+
+
+def test_bfloat16_is_near_float32_and_has_a_report_and_metrics_of_its_own(
+    two_runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(two_runs[0])
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        evaluate.main([str(run), "--precision", precision, *QUIET])
+        logged = read_records(run / "metrics.jsonl")[-1].metrics
+        found |= {name: value for name, value in logged.items() if name.endswith("/bits_per_byte")}
+    assert "step 10, in bfloat16, on" in capsys.readouterr().out
+    single, half = found["whole_test/bits_per_byte"], found["whole_test_precision_bfloat16/bits_per_byte"]
+    assert half != single and half == pytest.approx(single, rel=1e-2)
+    assert (tmp_path / "runs/reports/rec-bfloat16/report.json").exists()
+    config = json.loads((run / "config.json").read_text())
+    kept = kept_evaluation(run, config_hash_without_seed(config), config["seed"])
+    assert kept is not None and kept.carried.bits_per_byte == single  # not the newest report's, which is in bfloat16
 
 
 @pytest.mark.parametrize("folder", ["checkpoints/copy", "step-00000005"])

@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from benchmarks.contenders import model_configs
+from common.choices import Dtype
 from pipelines.checkpoints.checkpoint import Checkpoint, digest_json
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import precision
-from pipelines.training.precision import LEAST_WIDTH, Machine, Name, agree, decide, machine_of
+from pipelines.training.precision import LEAST_WIDTH, Machine, agree, decide, machine_of
 from pipelines.training.world import World
 from recur_models import LlamaConfig
 
@@ -49,7 +50,9 @@ flags\t\t: fpu
 @pytest.mark.parametrize(
     ("config", "expected"), [(DEMO, "float32"), (SMALL, "bfloat16"), (MEDIUM, "bfloat16"), (SMOLLM2, "bfloat16")]
 )
-def test_a_cpu_with_units_takes_bfloat16_for_wide_models(machine: Machine, config: TrainConfig, expected: Name) -> None:
+def test_a_cpu_with_units_takes_bfloat16_for_wide_models(
+    machine: Machine, config: TrainConfig, expected: Dtype
+) -> None:
     chosen = decide(config, 257, machine)
     assert chosen.name == expected and chosen.machine == machine.kind
     assert chosen.dtype == getattr(torch, expected)
@@ -119,7 +122,7 @@ def rewrite(folder: Path, **values: object) -> None:
 
 
 @pytest.mark.parametrize("resumed", ["bfloat16", "float32"])
-def test_a_resumed_run_keeps_its_precision(train: Train, capsys: pytest.CaptureFixture[str], resumed: Name) -> None:
+def test_a_resumed_run_keeps_its_precision(train: Train, capsys: pytest.CaptureFixture[str], resumed: Dtype) -> None:
     folder = train("--steps", "5")
     rewrite(folder / "checkpoints" / "step-00000005", precision=resumed)
     capsys.readouterr()
