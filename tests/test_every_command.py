@@ -137,13 +137,13 @@ train pg19-gpt2-rec-overlap-50 --model.pretrained gpt2 --data.store runs/store
     + {PRETRAINED} --run gpt2
 evaluate runs/gpt2 --overlap 0 5 10 30 50
     + --overlap 0 2 4 --allow-other-windows {QUIET}
-prepare pg19 --source pg19 --tokenizer smollm
+prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --store runs/store
     + --overwrite
-train pg19-llama-rec-overlap-50 --model.pretrained smollm --data.store runs/store
+train pg19-llama-rec-overlap-50 --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED}
-train smollm2-rec --model.pretrained smollm --data.store runs/store
+train smollm2-rec --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED}
-train smollm2-rec-layers --model.pretrained smollm --data.store runs/store
+train smollm2-rec-layers --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED} --model.insert-layer 1
 benchmarks.whose_states runs/smollm2-rec --split validation
 prepare pg19 --source pg19 --tokenizer mamba2
@@ -305,7 +305,7 @@ def pretrained() -> None:
     vocabulary["<|endoftext|>"] = len(vocabulary)
     kinds: dict[str, tuple[Any, Any]] = {
         "gpt2": (transformers.GPT2LMHeadModel, GPT2Config.family),
-        "smollm": (transformers.LlamaForCausalLM, LlamaConfig.family),
+        "smollm2": (transformers.LlamaForCausalLM, LlamaConfig.family),
         "mamba2": (transformers.Mamba2ForCausalLM, Mamba2Config.family),
     }
     for name, (kind, family) in kinds.items():
@@ -318,7 +318,7 @@ def pretrained() -> None:
     Path("gpt2/merges.txt").write_text("#version: 0.2\n")
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyrefly: ignore
-    for name in ("smollm", "mamba2"):
+    for name in ("smollm2", "mamba2"):
         tokenizer.save(f"{name}/tokenizer.json")
 
 

@@ -169,8 +169,8 @@ STATE = Column("State, bytes a lane", "state_bytes", of=CODE, form=",.0f")
 COLUMNS = (
     Column(CODE, "bits_per_byte", of=CODE),
     Column(BOOKS, "bits_per_byte", of=BOOKS),
-    Column("code, worth of State", "states_cleared", of=CODE),
-    Column("PG-19, worth of State", "states_cleared", of=BOOKS),
+    Column("code, worth of states", "states_cleared", of=CODE),
+    Column("PG-19, worth of states", "states_cleared", of=BOOKS),
     *(Column(name, "error_percent", of=name, form=".1f") for name in TASKS),
     *(
         Column(f"names after {windows} windows, % wrong", "names_wrong", of=NAMES, windows=windows, form=".0f")
@@ -233,7 +233,7 @@ NOTE = {
     "tiny": "On text, models of 576,000 parameters, embeddings included, read 4.1 million bytes, at a learning rate of 0.004 "
     "where no others were tried. On the tasks, models of 50,000 parameters beside embeddings read as many tokens as their "
     "presets say; rec, lstm:skip is there the cell `dual`, and xl a Transformer-XL. Names are asked of models of 167,000 "
-    "parameters, embeddings included, which read windows of 16 bytes. The worth of State is what clearing the recurrent "
+    "parameters, embeddings included, which read windows of 16 bytes. The worth of states is what clearing the recurrent "
     "states, or the memory, at each segment costs, in bits per byte; models that carry keys and values alone have none. "
     "State is that of the models on text, in float32. Speeds are those of one thread. Empty cells were not run.",
     "paper": "150M parameters beside the embeddings, on PG-19 in bytes. Empty cells were not run.",
