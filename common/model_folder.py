@@ -1,6 +1,7 @@
-"""Reads the JSON files in a folder of transformers, apart from sizes and weights.
+"""Reads the JSON files in a folder of transformers, and names its files of weights.
 
 eos_token_ids(Path("smollm2"))           # (2,)
+weight_files(Path("smollm2"))            # ("model.safetensors",)
 """
 
 from __future__ import annotations
@@ -24,6 +25,25 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
             raise UserError(f"{file} has eos_token_id {found}, which are no ids: give it as it was released")
         return tuple(ids)
     return ()
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """Names of a folder's safetensors. Raises UserError where one is missing, or the index of several is damaged."""
+    index = folder / "model.safetensors.index.json"
+    names: list[Any] = ["model.safetensors"]
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise UserError(f"{index} names no weights: fetch the folder again, or save it again with save_pretrained")
+        names = sorted(set(map(str, weight_map.values())))
+    for name in names:
+        if name != Path(name).name or not (folder / name).is_file():
+            other = next((path.name for path in sorted(folder.glob("*.bin"))), None)
+            told = f"; it has {other}, which may run code and is not opened" if other else ""
+            raise UserError(
+                f"{folder} has no {name}{told}: fetch it again, or save the model with save_pretrained, which writes safetensors"
+            )
+    return tuple(names)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def paper_flops_per_token(config: GPT2Config) -> float:
 
     Those of disjoint windows are the layers' matrix products and attention over the causal half, without output layer and
     recurrence: 1.754e8 for GPT-2 small and windows of 300. All nine rows are this number as printed, to three digits, times
-    window / (window − overlap): each token of a window costs, and its own alone are divided by.
-    The exact numbers are 0.2 % more.
+    window / (window − overlap): the cost of all tokens of a window, over the tokens that it
+    predicts. The exact numbers are 0.2 % more.
     """
     c = config.sized()
     layer = 8 * c.d_model**2 + 4 * c.d_model * c.mlp_dim + 4 * c.d_model * c.window / 2

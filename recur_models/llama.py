@@ -156,6 +156,7 @@ class LlamaNorm(nn.RMSNorm):
 
 
 def unbiased(fan_in: int, fan_out: int) -> nn.Linear:
+    """A linear layer without bias, its weights drawn as transformers draws a Llama's."""
     layer = nn.Linear(fan_in, fan_out, bias=False)
     nn.init.normal_(layer.weight, std=0.02)
     return layer

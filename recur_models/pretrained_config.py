@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from recur_models.costs import Costs, attention, product, scales
 from recur_models.pretrained import Decoder
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_recurrence import LayerRecurrence, Pooling, Recurrence, StackRecurrence
-from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, sizes_of, weights_of
+from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, recurrence_of, sizes_of, weights_of
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
 UNTRAINED = "none"
@@ -45,12 +46,14 @@ class PretrainedConfig(ModelConfig):
     """Ids that end a text where the model writes it, which training reads like any other. Empty: those of `pretrained`."""
 
     def __post_init__(self) -> None:
-        if self.has_weights and Path(os.path.expanduser(self.pretrained)).is_dir():
-            object.__setattr__(self, "pretrained", str(folder_of(self.pretrained)))  # workers have another directory
-            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder_of(self.pretrained)))
         sized = all(getattr(self, name) for name in self.family.small)
-        if self.has_weights and not sized:  # a config that is read back has all sizes
-            for name, size in sizes_of(self.family, folder_of(self.pretrained)).items():
+        local = Path(os.path.expanduser(self.pretrained)).is_dir()
+        if self.has_weights and (local or not sized):  # a config that is read back has all sizes, and needs no folder
+            folder = folder_of(self.pretrained)
+            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder))
+            if local:
+                object.__setattr__(self, "pretrained", str(folder))  # workers have another directory
+            for name, size in sizes_of(self.family, folder).items() if not sized else ():
                 object.__setattr__(self, name, getattr(self, name) or size)
         check_sizes(self.sized(), from_0=("overlap", "insert_layer"))
 
@@ -100,16 +103,25 @@ class PretrainedConfig(ModelConfig):
             return model
         folder = folder_of(self.pretrained)
         sizes = sizes_of(self.family, folder)
-        differing = {name: size for name, size in sizes.items() if getattr(self, name) != size}
-        if differing:
-            options = " ".join(f"--model.{name.replace('_', '-')} {typed(size)}" for name, size in differing.items())
-            raise ValueError(f"{folder} has other sizes than the model: give {options}, or 0, which takes its")
+        if given := self.options_for(sizes):
+            raise ValueError(f"{folder} has other sizes than the model: give {given}, or 0, which takes its")
+        if given := self.options_for(self.needed_by(recurrence_of(self.family, folder))):
+            raise ValueError(f"{folder} has another recurrence than the model: give {given}")
         model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
         return model
 
+    def options_for(self, values: Mapping[str, Any]) -> str:
+        """The options that give the fields these values, of those that have another one."""
+        differing = {name: value for name, value in values.items() if getattr(self, name) != value}
+        return " ".join(f"--model.{name.replace('_', '-')} {typed(value)}" for name, value in differing.items())
+
+    def needed_by(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of fields with which this model can take over a folder's recurrence."""
+        return {}
+
 
 def typed(size: Any) -> str:
-    """A size as it is typed on the command line."""
+    """A value as it is typed on the command line."""
     return " ".join(map(str, size)) if isinstance(size, tuple) else str(size)
 
 
@@ -161,7 +173,7 @@ class DecoderConfig(PretrainedConfig):
         return (
             f"It was trained over windows of {self.window} tokens that overlap by {self.overlap}. Here it attends to the whole "
             f"context instead, of at\n  most {self.longest} tokens. Within a window its logits are those of training. "
-            "Longer texts it has not seen in this training."
+            "It was not trained on longer contexts here."
         )
 
     def plain_config(self) -> Self:
@@ -169,11 +181,11 @@ class DecoderConfig(PretrainedConfig):
 
     @abstractmethod
     def layer(self) -> DecoderLayer:
-        """A new layer."""
+        """A new layer. All sizes must be set, as in `sized`."""
 
     @abstractmethod
     def norm(self) -> nn.Module:
-        """A new final norm."""
+        """A new final norm. All sizes must be set."""
 
     @property
     def kv_width(self) -> int:
@@ -187,7 +199,10 @@ class DecoderConfig(PretrainedConfig):
 
     @abstractmethod
     def layer_costs(self, tokens: int) -> Costs:
-        """Costs of a layer over so many tokens, without the products of queries with keys and of weights with values."""
+        """Costs of a layer over so many tokens, without the products of queries with keys and of weights with values.
+
+        All sizes must be set.
+        """
 
     def build(self, vocab_size: int) -> Decoder:
         return self.load_pretrained(Decoder(self, vocab_size))
@@ -230,7 +245,7 @@ class RecurrentDecoderConfig(DecoderConfig):
     hidden: tuple[int, ...] = (200, 200, 200)
     """Hidden sizes of the feed-forward that makes them; with `source` layer, of each."""
     trained: Literal["all", "recurrence"] = "all"
-    """recurrence: what is of the pretrained decoder stays as it is."""
+    """recurrence: the pretrained weights are frozen."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,6 +260,13 @@ class RecurrentDecoderConfig(DecoderConfig):
                 raise ValueError(f"model.{name} is {value}, but with model.source layer it must be {needed}")
         if any(size < 1 for size in self.hidden):
             raise ValueError(f"model.hidden is {self.hidden}: each size must be at least 1")
+
+    def needed_by(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
+        names = ["source", "pooling", "embeddings", "hidden"]
+        if self.source == "layer":  # a feed-forward belongs to its layer
+            names.append("insert_layer")
+        values = {name: recurrence[name] for name in names if name in recurrence}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     @property
     def least_blocks(self) -> int:

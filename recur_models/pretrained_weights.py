@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.model_folder import eos_token_ids, read_json
+from common.model_folder import eos_token_ids, read_json, weight_files
 
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names under which older versions of transformers saved buffers that are no weights."""
@@ -107,6 +107,12 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     return sizes
 
 
+def recurrence_of(family: Family, folder: Path) -> dict[str, Any]:
+    """The fields of a model with recurrence that `pipelines.export` wrote; empty for any other folder."""
+    model = _config(family, folder).get("model", {})
+    return model if model.get("name") == f"{family.kind}-rec" else {}
+
+
 def eos_ids_of(folder: Path) -> tuple[int, ...]:
     """The ids at which transformers ends a text of the folder's model, except begin-of-document, which no text contains."""
     begin = read_json(folder / "config.json").get("begin_of_document_id")
@@ -137,7 +143,8 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
     rows = len(named["embedding.weight"])
     ids = vocab_size - 1  # without begin-of-document
-    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
+    has_begin = values.get("begin_of_document_id") == ids
+    if ids == rows or (family.padded and not has_begin and ids < rows and rows in _paddings(ids)):
         document_token = values.get(family.document_token)
         for table in {"embedding.weight", "output.weight"} & named.keys():
             named[table] = _with_begin_of_document(named[table], ids, document_token)
@@ -188,17 +195,10 @@ def _config(family: Family, folder: Path) -> dict[str, Any]:
 
 
 def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
+    files = weight_files(folder)
     try:
-        index = read_json(folder / "model.safetensors.index.json")
-        files = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
         return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
-    except FileNotFoundError:
-        other = next((path.name for path in sorted(folder.glob("*.bin"))), None)
-        told = f"has {other}, which may run code and is not opened" if other else "has no weights"
-        raise ValueError(
-            f"{folder} {told}: {family.remedy}, with safe_serialization, which makes model.safetensors"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(f"the weights in {folder} cannot be read ({error}): {family.remedy}") from None
 
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from common.errors import UserError
 from common.files import digest
-from common.model_folder import eos_token_ids
+from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
 from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors, shapes_in
 
@@ -195,22 +195,3 @@ class Exported:
                 f"the weights in {self.folder} are not those of the model in its config.json ({odd[0]}: {found.get(odd[0])}, not "
                 f"{expected.get(odd[0])}; {len(odd)} in all): {REMEDY}, and merge adapters before saving"
             )
-
-
-def weight_files(folder: Path) -> tuple[str, ...]:
-    """Names of the safetensors of a folder that transformers saved. Raises CheckpointError where there are none, or the index of
-    several is damaged.
-    """
-    index = folder / "model.safetensors.index.json"
-    names = {"model.safetensors"}
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is damaged ({error}): {REMEDY}") from None
-    for name in names:
-        if name != Path(name).name or not (folder / name).is_file():
-            raise CheckpointError(
-                f"{folder} has no {name}: save the model with save_pretrained, which writes safetensors"
-            )
-    return tuple(sorted(names))

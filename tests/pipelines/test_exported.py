@@ -211,7 +211,7 @@ def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], 
             adapter_alone: r"holds an adapter and no model: merge it first, with PEFT's merge_and_unload\(\)",
             unrecorded: r"does not say which corpus it was trained on: export its run again",
             misrecorded: r"has trained.lanes='all': export the checkpoint again",
-            without_weights: r"has no model.safetensors: save the model with save_pretrained",
+            without_weights: r"has no model.safetensors; it has pytorch_model.bin, .*: fetch it again, or save",
             of_transformers: r"is a model of transformers' own, 'llama'",
         }.items()
     ):

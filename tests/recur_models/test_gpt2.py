@@ -228,6 +228,36 @@ def test_an_exported_model_is_pretrained_too(tmp_path: Path) -> None:
         torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
 
 
+def test_an_exported_recurrence_is_taken_over_as_it_was_or_not_at_all(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = GPT2RecConfig(**SMALL, window=16, source="layer", insert_layer=2, hidden=(5,))
+    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    for parameter in exported.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    exported.save_pretrained(tmp_path / "exported")
+    fields: dict[str, Any] = {"pretrained": str(tmp_path / "exported"), "window": 16, "dropout": 0.0}
+    same = GPT2RecConfig(**fields, source="layer", insert_layer=2, hidden=(5,)).build(IDS).eval()
+    ids = text(2, 32)
+    torch.testing.assert_close(same(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
+    assert "give --model.source layer --model.hidden 5" in refused(lambda: GPT2RecConfig(**fields))
+    moved = lambda: GPT2RecConfig(**fields, source="layer", insert_layer=1, hidden=(5,))  # noqa: E731
+    assert "another recurrence than the model: give --model.insert-layer 2" in refused(moved)
+    GPT2Config(**fields).build(IDS)  # without recurrence the decoder alone is taken over
+
+
+def test_a_model_of_the_hubs_cache_ends_texts_as_its_folder_says(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0" * 40
+    cached = tmp_path / "hub/models--someone--small"
+    shutil.copytree(folder, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    config = GPT2Config(pretrained="someone/small", window=8)
+    assert config.eos_token_ids == (IDS - 1,) and config.layers == 3 and config.pretrained == "someone/small"
+
+
 def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) -> None:
     saved(tmp_path / "parts", max_shard_size="20KB")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
@@ -272,6 +302,12 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     unsafe = Path(changed("unsafe"))
     (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")
     assert "has pytorch_model.bin, which may run code" in refused(of(unsafe))
+    saved(tmp_path / "parts-fetched", max_shard_size="20KB")
+    lost = sorted((tmp_path / "parts-fetched").glob("*.safetensors"))[1]
+    lost.unlink()
+    assert f"has no {lost.name}: fetch it again" in refused(of(tmp_path / "parts-fetched"))
+    (tmp_path / "parts-fetched/model.safetensors.index.json").write_text('{"weight_map": ["../other"]}')
+    assert "names no weights" in refused(of(tmp_path / "parts-fetched"))
     torn = Path(changed("torn"))
     (torn / "model.safetensors").write_bytes(b"nothing")
     assert "cannot be read" in refused(of(torn))
