@@ -33,7 +33,16 @@ from common.lock import file_lock
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
-from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of, writable
+from pipelines.inference.targets import (
+    NO_NAME,
+    EvaluationTarget,
+    TargetsConfig,
+    load_targets,
+    output_for,
+    suffix_of,
+    tracking_of,
+    writable,
+)
 from pipelines.reports.characters import BYTES, writing_of
 from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
@@ -48,9 +57,8 @@ from pipelines.tracking.score import Evaluation, windows_of
 if TYPE_CHECKING:
     from pipelines.training.reading import StateMode
 
-NO_PARAM = r"[^\w\-. :/]"
 MOST_LETTERS = 250
-"""Characters that MLflow refuses in names of params and metrics, and the longest name of a param."""
+"""The longest name of a param in MLflow."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
@@ -119,7 +127,9 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         windows=windows_of(target.model.to_json()),
         characters=characters_of(store),
         seed=meta["config"]["seed"],
-        config_hash=config_hash_without_seed({**meta["config"], "read": dict(target.changed)}),
+        config_hash=config_hash_without_seed(
+            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True)}}
+        ),
     )
 
 
@@ -142,7 +152,7 @@ def characters_of(store: SegmentStore) -> int:
 
 
 def whole_characters(write: Callable[[Sequence[int]], str], ids: Sequence[int], most: int) -> int:
-    """How many ids end with a character, at most so many: those before and after a cut write there what all write."""
+    """The largest number of ids, at most ``most``, after which the text can be cut without breaking a character."""
     for cut in range(most, most - BYTES, -1):
         before = ids[max(cut - BYTES, 0) : cut]
         after = ids[cut : cut + BYTES]
@@ -177,7 +187,7 @@ def main(argv: list[str]) -> None:
     """Evaluate checkpoints and write their report. Raises UserError for bad input."""
     config = cli.parse(EvaluateConfig, argv, __doc__)
     targets = load_targets(config)
-    name = "-vs-".join(target.name for target in targets) + config.cleared + config.chosen
+    name = "-vs-".join(target.name for target in targets) + config.cleared + suffix_of(targets, config)
     output = output_for(config.output, targets[0].run, name, config.split)
     for target in targets:
         check_tracking(*tracking_of(target.checkpoint, target.run, config.tracking))
@@ -211,7 +221,10 @@ def report(
         Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
-            reference = unigram if evaluation.split == evaluations[0].split else None
+            of_first = (
+                evaluation.store_fingerprint == evaluations[0].store_fingerprint
+            )  # its tokens, which the unigram counts
+            reference = unigram if of_first else None
             print(
                 f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states, reference)}", flush=True
             )
@@ -223,18 +236,10 @@ def report(
     return paths
 
 
-def called(target: EvaluationTarget, config: EvaluateConfig) -> str:
-    """How the names of a run's metrics begin: with what is another than in training, or a step would have two of one name."""
-    manifest = target.store.manifest
-    meta = target.checkpoint.meta
-    data = meta["config"]["data"]
-    parts = [f"whole_{manifest.split}{config.cleared}"]
-    trained = target.train is None or target.train.manifest.fingerprint == meta["store"]
-    if not trained or manifest.corpus != data["corpus"]:
-        parts.append(f"{re.sub(NO_PARAM, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
-    if config.segment_length not in (0, data["segment_length"]) and not config.cleared:
-        parts.append(f"segment_length_{config.segment_length}")
-    return "_".join([*parts, *(f"{field}_{value}" for field, value in target.changed.items())])
+def metric_prefix(target: EvaluationTarget, config: EvaluateConfig) -> str:
+    """Begins the names of a run's metrics. It has all that differs from training, so that no two of a step have one name."""
+    changed = (f"{field}_{value}" for field, value in target.changed.items())
+    return "_".join([f"whole_{target.store.manifest.split}{config.cleared}", *target.differences, *changed])
 
 
 def track(
@@ -251,8 +256,8 @@ def track(
             continue
         tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
         row = evaluation_rows([evaluation])[0]
-        of = called(target, config)
-        metrics = {f"{of}/{key}": value for key, value in row.items() if isinstance(value, float)}
+        prefix = metric_prefix(target, config)
+        metrics = {f"{prefix}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(metrics, evaluation.step)
         tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
     first = evaluations[0]
@@ -260,7 +265,7 @@ def track(
         *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),
         run_folder=paths[0].parent,
         run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
-        params={f"{re.sub(NO_PARAM, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},
+        params={f"{re.sub(NO_NAME, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},
         tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
         dataset=DatasetInfo(
             name=first.split,

@@ -29,7 +29,14 @@ from common.lock import file_lock
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import EvaluationTarget, TargetsConfig, load_targets, output_for, tracking_of
+from pipelines.inference.targets import (
+    EvaluationTarget,
+    TargetsConfig,
+    load_targets,
+    output_for,
+    suffix_of,
+    tracking_of,
+)
 from pipelines.reports.characters import writing_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
@@ -248,7 +255,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(TokensConfig, argv, __doc__)
     targets = load_targets(config)
     passes = passes_of(config, targets)
-    name = "tokens-" + "-vs-".join(reading.name for reading in passes) + config.chosen
+    name = "tokens-" + "-vs-".join(reading.name for reading in passes) + suffix_of(targets, config)
     report_folder = RunFolder(output_for(config.output, targets[0].run, name, config.split))
     check_tracking(*tracking_of(targets[-1].checkpoint, targets[-1].run, config.tracking))
     totals = targets[-1].store.manifest.totals

@@ -1,15 +1,16 @@
 """The targets of an evaluation: checkpoints, each with the split that it reads, and the place of the report.
 
 targets = load_targets(config)                                              # checkpoints and splits are found, and fit each other
-output = output_for(config.output, targets[0].run, "rec", config.split)    # and it can be written there
+output = output_for(config.output, targets[0].run, "rec" + suffix_of(targets, config), config.split)   # and it can be written there
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from common.checks import check_options
 from common.choices import Dtype
 from common.errors import UserError
 from common.places import Place
-from data_prep.manifest import StoreError
+from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Snapshot
@@ -32,8 +33,10 @@ from pipelines.terminal import cli
 if TYPE_CHECKING:
     from recur_models import ModelConfig
 
+NO_NAME = r"[^\w\-. :/]"
+"""Characters that MLflow refuses in names of params and metrics."""
 HOME = "runs"
-"""Folder of all runs by default, where `make ui` looks: of what belongs to no run that can be written to."""
+"""Folder of all runs by default, where `make ui` looks; also of reports whose run cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class TargetsConfig:
     split: str = "test"
     """Split to read."""
     lanes: int = 0
-    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the results."""
+    """Documents that are read side by side; 0 takes the run's number of lanes. In float32 it changes no more than the last bits."""
     segment_length: int = 0
     """Tokens of a segment; passes with State cleared clear it at each segment's start. 0 takes the run's."""
     clear_every: int = 0
@@ -59,11 +62,11 @@ class TargetsConfig:
     clear_at: int = 0
     """Instead, clear State once in a document, before this token: a multiple of the block."""
     window: tuple[int, ...] = ()
-    """Score over windows of other lengths than in training, one after the other (gpt2, gpt2-rec)."""
+    """Score over windows of other lengths than in training, one after the other (gpt2, llama, mamba2, gpt2-rec, llama-rec)."""
     overlap: tuple[int, ...] = ()
     """Score with other overlaps than in training: tokens that a window shares with the one before it."""
     allow_other_windows: bool = False
-    """Score gpt2-rec with windows and overlaps other than in training, which makes it worse."""
+    """Score gpt2-rec or llama-rec with windows and overlaps other than in training, which makes it worse."""
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     precision: Dtype = "float32"
@@ -74,7 +77,7 @@ class TargetsConfig:
     first run, or in `runs` if nothing can be written there."""
     num_workers: int | None = None
     """Reading workers: the processes of this machine, without Ray, that share the documents; 0 or 1 reads in this process alone. By
-    default one for each processor or GPU if there is much to read. It changes the speed, not the results."""
+    default one for each processor or GPU if there is much to read. In float32 it changes no more than the last bits."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -114,6 +117,8 @@ class EvaluationTarget:
     """The run's, or what was asked for in the place of its windows."""
     changed: Mapping[str, int | str]
     """The options that differ from the run's; and the precision, if it is not float32."""
+    differences: tuple[str, ...]
+    """In names: the text if it is not of the store of the training, and the length of segments if it is another."""
     precision: Dtype
     lanes: int
     segment_length: int
@@ -127,38 +132,82 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
     allow = "" if config.allow_other_windows else "--allow-other-windows"
     targets = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
-        opened = open_store(checkpoint, config)
+        store, train = open_store(checkpoint, config)
         trained = checkpoint.meta["config"]
+        differences = differences_of(checkpoint, store, train, config)
         if config.checkpoint == "best" and not retention.best([checkpoint]):
             print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
         blocks = trained["data"]["segment_length"] // config_of(checkpoint).block
         for values in product(*asked.values()):
             windows = dict(zip(asked, values, strict=True))
-            called = "".join(f"-{field}-{value}" for field, value in windows.items())
+            called = name + "".join(f"-{field}-{value}" for field, value in windows.items())
             model = config_of(checkpoint, windows, allow)
             if config.clear_at % model.block:
                 raise UserError(
-                    f"--clear-at is {config.clear_at}, inside a block of {name + called}: give a multiple of {model.block}"
+                    f"--clear-at is {config.clear_at}, inside a block of {called}: give a multiple of {model.block}"
+                )
+            if config.segment_length % model.block:
+                raise UserError(
+                    f"--segment-length is {config.segment_length}, and {called} has blocks of {model.block}: give a multiple of it"
                 )
             changed: dict[str, int | str] = {
                 field: value for field, value in windows.items() if trained["model"][field] != value
             }
             if config.precision != "float32":
                 changed["precision"] = config.precision
-            how = (changed, config.precision, lanes, config.segment_length or blocks * model.block)
-            targets.append(EvaluationTarget(name + called, checkpoint, run_of(path), *opened, model, *how))
+            target = EvaluationTarget(
+                name=called,
+                checkpoint=checkpoint,
+                run=run_of(path),
+                store=store,
+                train=train,
+                model=model,
+                changed=changed,
+                differences=differences,
+                precision=config.precision,
+                lanes=lanes,
+                segment_length=config.segment_length or blocks * model.block,
+            )
+            targets.append(target)
     return targets
+
+
+def differences_of(
+    checkpoint: Snapshot, store: SegmentStore, train: SegmentStore | None, config: TargetsConfig
+) -> tuple[str, ...]:
+    """As `EvaluationTarget` has them. Without a training split, a store that was named is taken for another one."""
+    trained = checkpoint.meta["config"]["data"]
+    manifest = store.manifest
+    parts = []
+    own = train.manifest.fingerprint == checkpoint.meta["store"] if train else not config.store
+    if not own or manifest.corpus != trained["corpus"]:
+        parts.append(f"{re.sub(NO_NAME, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
+    if config.segment_length not in (0, trained["segment_length"]) and not config.cleared:
+        parts.append(f"segment_length_{config.segment_length}")
+    return tuple(parts)
+
+
+def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str:
+    """The end of a report's name, so that no other reading's report is replaced."""
+    differences = dict.fromkeys(chain.from_iterable(target.differences for target in targets))
+    return config.chosen + "".join(f"-{difference}" for difference in differences)
 
 
 def open_store(checkpoint: Snapshot, config: TargetsConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
     override = "" if config.allow_other_store else "--allow-other-store"
+    opened = open_split(checkpoint, config.split, config.store, config.corpus)
     try:
         train = open_split(checkpoint, "train", config.store, config.corpus, override)
-    except StoreError:
+    except MissingSplit:
+        if config.store and override:
+            raise UserError(
+                f"{config.store} has no train split, which would tell whether it is the store of the training: give {override} to "
+                "read it all the same"
+            ) from None
         train = None
-    return open_split(checkpoint, config.split, config.store, config.corpus), train
+    return opened, train
 
 
 def run_of(path: str) -> RunFolder | None:

@@ -108,11 +108,11 @@ def read_segments(
     state: State | None = None,
     hidden: bool = False,
 ) -> Iterator[Segment]:
-    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. Gradients are the
-    caller's to turn off, and the mode of the model is too.
+    """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. The caller disables
+    gradients and sets the model's mode.
 
-    ``where`` says at which places what is cleared is; it changes nothing else, as a segment may be read in parts.
-    ``hidden`` asks the model for its hidden states in the place of losses.
+    ``clearing`` says which part of the State is reset, ``where`` at which blocks. They change nothing else, since a segment may be
+    read in parts. ``hidden`` asks the model for its hidden states in place of losses.
     """
     initial = model.initial_state(lanes[1] - lanes[0])
     kinds = {"nothing": (), "states": RECURRENT, "everything": None}[clearing]
@@ -152,8 +152,8 @@ class Shard(NamedTuple):
     where: StateReset = SEGMENTS
 
     def split(self, count: int, block: int) -> list[Self]:
-        """Its documents in so many shards: the longest first, each to the shard that has least. Shares without documents are left
-        out. None has more lanes than its longest document leaves something to do for.
+        """Its documents in so many shards: the longest first, each to the shard that has least. Shards without documents are left
+        out. A shard has no more lanes than can be kept busy while its longest document is read.
         """
         aligned = self.clearing != "nothing"
         every = self.where.every * block
@@ -184,7 +184,7 @@ Sink = Callable[[Shard, Kept], AbstractContextManager[Callable[[Segment], None]]
 
 @dataclass(frozen=True)
 class DocumentPass:
-    """Shares that a model reads. All is picklable where there are several workers."""
+    """Shards that a model reads. All is picklable where there are several workers."""
 
     model: Callable[[], RecurrentModel]
     """Gives it, in evaluation mode."""

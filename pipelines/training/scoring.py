@@ -73,7 +73,7 @@ def carries_states(config: ModelSettings, vocab_size: int) -> bool:
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
     """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
 
-    ``starts``: where in ``sums_3P`` each document's own positions begin; without it documents shard them.
+    ``starts``: where in ``sums_3P`` each document's own positions begin; without it all documents share them.
     """
     batch = segment.batch
     targets_BT = torch.from_numpy(batch.targets_BT >= 0)
@@ -89,7 +89,7 @@ def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarra
 
 @dataclass(frozen=True)
 class Scoring:
-    """A checkpoint that is scored on all of a split, whose documents several processes shard.
+    """A checkpoint that is scored on all of a split, whose documents several processes divide among them.
 
     Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read them
     changes nothing.

@@ -231,7 +231,25 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
     names = [name.partition("/")[0] for record in read_records(Path(run) / "metrics.jsonl") for name in record.metrics]
     wholes = list(dict.fromkeys(name for name in names if name.startswith("whole")))
     assert wholes == [f"whole_test_text_{fingerprint[:8]}", "whole_test_segment_length_16", "whole_test"]
+    reports = {path.parent.name for path in Path(run).parent.glob("reports/*/report.json")}  # none replaces another
+    assert reports == {"run", f"run-text_{fingerprint[:8]}", "run-segment_length_16"}
+    with pytest.raises(UserError, match=r"--segment-length is 20, and run has blocks of \d+: give a multiple"):
+        evaluate.main([run, "--segment-length", "20", *QUIET])
+    shutil.rmtree(Path(other) / "text/train")
+    with pytest.raises(UserError, match=r"has no train split, .*: give --allow-other-store"):
+        evaluate.main([run, "--store", other, *QUIET])
     different = str(tmp_path / "different")
     prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyrefly: ignore
     with pytest.raises(ValueError, match="vocabulary"):
         evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])
+
+
+def test_a_model_is_held_against_the_unigram_of_its_own_tokens(
+    train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(make_config(store=str(tmp_path / "pieces"), tokenizer="sentencepiece:300"))
+    of_bytes = train("--steps", "2", name="of-bytes")
+    of_pieces = train("--steps", "2", "--data.store", str(tmp_path / "pieces"), name="of-pieces")
+    evaluate.main([str(of_bytes), str(of_pieces), *QUIET])
+    told = [line for line in capsys.readouterr().out.splitlines() if "no better than the unigram" in line]
+    assert len(told) == 1 and told[0].startswith("of-bytes:")
