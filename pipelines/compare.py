@@ -11,6 +11,7 @@ Each argument is a folder, or the id of a run in MLflow (for a sweep's run: the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,12 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
     return chosen
 
 
+def below(all_runs: Place, place: Place) -> str:
+    """A run's path in the folder of all runs, such as sweep/trials/003; its last part where it is not there."""
+    root, path = (os.path.abspath(each.path) if each.is_local else each.path for each in (all_runs, place))
+    return os.path.relpath(path, root) if path.startswith(f"{root.rstrip('/')}/") else place.name
+
+
 def config_of(place: Place) -> dict[str, Any]:
     """The config of the run at a place; empty where that is a sweep, an id, or something else, which is refused later."""
     with suppress(OSError, ValueError):
@@ -78,11 +85,19 @@ def config_of(place: Place) -> dict[str, Any]:
     return {}
 
 
+def run_config_of(place: Place) -> dict[str, Any]:
+    """The same; of a sweep that of a trial which has begun."""
+    config = config_of(place)
+    if config or not is_sweep(place):
+        return config
+    return next(filter(None, (config_of(file.place) for file in (place / "trials").list())), {})
+
+
 def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingConfig:
     """Where to track: as ``asked``, or where the first of the ``compared`` runs is tracked."""
     if asked.uri or asked.backend == "none":
         return asked
-    tracked = [config["tracking"] for config in map(config_of, compared) if "tracking" in config]
+    tracked = [config["tracking"] for config in map(run_config_of, compared) if "tracking" in config]
     return tracked_as(tracked[0], asked) if tracked else asked
 
 
@@ -97,7 +112,8 @@ def main(argv: list[str]) -> None:
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
-    name = cli.file_name("compare-" + "-vs-".join(titles))
+    which = "" if config.trials == "auto" else f"-{config.trials}"
+    name = cli.file_name("compare-" + "-vs-".join(below(all_runs, place) for place in places) + which)
     output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
     target = RunFolder(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)

@@ -63,8 +63,12 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
         notes.append(
             f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if all runs have the same one"
         )
+    stores = {run.store for run in runs} - {""}
     if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
+    elif len(stores) > 1:
+        read = "; ".join(f"{run.name} on {run.store[:8] or 'one that is not known'}" for run in runs)
+        notes.append(f"they were trained on different stores, so their text may differ: {read}")
     metric = next((key for key in wanted if all(run.curve(key) for run in runs)), None)
     if metric is None:
         lacking = "; ".join(

@@ -53,6 +53,8 @@ class FinishedRun:
     """Its fingerprint; empty where it is not known."""
     text: str
     """Corpus, and how much of its validation split was read."""
+    store: str
+    """Fingerprint of the train split; empty where it is not known."""
     records: tuple[Record, ...]
     """By step."""
     forward_flops_per_token: float | None = None
@@ -68,7 +70,7 @@ class FinishedRun:
     @property
     def alike(self) -> tuple[object, ...]:
         """The same of runs that differ in the seed alone; empty where that is not known."""
-        return (self.config_hash, self.tokenizer, self.text) if self.config_hash else ()
+        return (self.config_hash, self.tokenizer, self.text, self.store) if self.config_hash else ()
 
     def curve(self, key: str) -> list[Point]:
         """The metric's values, in seconds since the run's first record, its pauses left out."""
@@ -118,19 +120,22 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     # what depends on them is left open where there is neither a checkpoint nor the store
     vocab_size = 0
     tokenizer = ""
+    store = ""
     saved = run.complete_checkpoints()
     if saved:
         vocab_size = saved[0].meta["vocab_size"]
         tokenizer = saved[0].meta["tokenizer"]
+        store = saved[0].meta["store"]
     else:
         with suppress(ValueError, OSError):
-            of = SegmentStore.open(data["store"], data["corpus"], "train").manifest.tokenizer
-            vocab_size = of.vocab_size
-            tokenizer = of.fingerprint
+            manifest = SegmentStore.open(data["store"], data["corpus"], "train").manifest
+            vocab_size = manifest.tokenizer.vocab_size
+            tokenizer = manifest.tokenizer.fingerprint
+            store = manifest.fingerprint
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
     read = config.get("validate_tokens")
-    made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], read, records)
+    made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], store, read, records)
     return replace(
         made,
         seed=config.get("seed"),
@@ -172,7 +177,8 @@ def run_of_mlflow(run: StoredRun) -> FinishedRun:
     read = _value(run.params.get("validate_tokens", "None"))
     vocab_size = int(run.tags.get("vocab_size", 0))
     tokenizer = run.tags.get("tokenizer_fingerprint", "")
-    return _run(run.name, model, vocab_size, tokenizer, corpus, read, run.records)
+    store = run.tags.get("data_fingerprint", "")
+    return _run(run.name, model, vocab_size, tokenizer, corpus, store, read, run.records)
 
 
 def _value(text: str) -> Any:
@@ -184,7 +190,14 @@ def _value(text: str) -> Any:
 
 
 def _run(
-    name: str, model: dict[str, Any], vocab_size: int, tokenizer: str, corpus: str, read: Any, records: Sequence[Record]
+    name: str,
+    model: dict[str, Any],
+    vocab_size: int,
+    tokenizer: str,
+    corpus: str,
+    store: str,
+    read: Any,
+    records: Sequence[Record],
 ) -> FinishedRun:
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
@@ -198,6 +211,7 @@ def _run(
         flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,
         text=f"{corpus}, {read:,} tokens" if read else f"{corpus}, all of it",
+        store=store,
         records=tuple(sorted(trained, key=lambda record: (record.step, record.time))),
         forward_flops_per_token=cost.flops_per_token if cost else None,
         windows=windows_of(model),

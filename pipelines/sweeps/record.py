@@ -38,6 +38,8 @@ class Record:
         self.decisions: dict[str, dict[int, str]] = defaultdict(dict)
         """The decision for each trial at each step: STOP, PAUSE or CONTINUE."""
         self.begun: set[str] = set()
+        self.stops: dict[str, str] = {}
+        """Why an earlier start stopped a trial that it did not live to end."""
         self.busy: dict[str, float] = {}
         """Trials that are being trained, and since when."""
         self.retryable = ""
@@ -72,6 +74,8 @@ class Record:
                 trial.reason = event["reason"]
         for trial in trials.values():
             if trial.status == "running" or trial.reason.startswith(BUDGET):  # the budget may be larger by now
+                if not trial.reason.startswith(BUDGET):
+                    self.stops[trial.id] = trial.reason
                 trial.status = "pending"
                 trial.reason = ""
             self.sweep.save(trial)
@@ -125,8 +129,11 @@ class Record:
     # Metrics and decisions
 
     def known(self, trial: Trial, step: int) -> str | None:
-        """The decision for the trial at this step, in this start or an earlier one."""
-        return self.decisions[trial.id].get(step)
+        """The decision for the trial at this step, in this start or an earlier one, whose reason it takes over."""
+        decision = self.decisions[trial.id].get(step)
+        if decision == "STOP":
+            trial.reason = trial.reason or self.stops.get(trial.id, "")
+        return decision
 
     def settled_tokens(self) -> int:
         """Tokens before the validation that the furthest trial under way has come to: a population compares from that one on."""

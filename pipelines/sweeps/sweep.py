@@ -125,9 +125,16 @@ class Sweep:
         """Fields that identify a sweep; a different value is refused on resume."""
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
         run = flatten(to_json(self.config.train))
-        # The store may move.
+        # The store may move, but must be the same.
         fixed = {key: value for key, value in run.items() if changes_learning(key) and key != "data.store"}
-        return {name: getattr(self.config, name) for name in names} | fixed
+        return {name: getattr(self.config, name) for name in names} | fixed | self._store()
+
+    def _store(self) -> dict[str, str]:
+        """The fingerprint of the store that trials are trained on; empty where each may have another one."""
+        if {"data.store", "data.corpus", "preset"} & set(self.fields):
+            return {}
+        data = self.config.train.data
+        return {"store": SegmentStore.open(data.store, data.corpus, "train").manifest.fingerprint}
 
     def write_plan(self, command: str) -> None:
         """Write a new sweep down with its trials, at once."""

@@ -26,7 +26,7 @@ from common import places
 from common.errors import UserError, given_by_user
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
-from data_prep.manifest import StoreError
+from data_prep.manifest import MissingSplit, StoreError
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
@@ -120,7 +120,16 @@ class StudyFolder:
         data = self.data(run.data)
         named = {key: value for key, value in {**run.fields, **self.set}.items() if not may_change(key)}
         changed = [f"{key.rpartition('.')[2]}-{value}" for key, value in named.items()]
-        words = (run.preset, data.corpus, data.tokenizer, *changed, f"seed-{seed}")
+        by_default = replace(self, options={}).data(run.data).options
+        chosen = data.options if data.options != by_default else ()
+        words = (
+            run.preset,
+            data.corpus,
+            data.tokenizer,
+            *(word.lstrip("-") for word in chosen),
+            *changed,
+            f"seed-{seed}",
+        )
         name = cli.file_name("-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word))
         where = {"data.store": str(self.store(data)), "data.corpus": data.corpus, "root": str(self.root)}
         values = {**run.fields, **self.set, **where, "seed": seed, "run": name}
@@ -160,7 +169,18 @@ class Training:
             except UserError as error:
                 differs = str(error).partition(": choose")[0]
                 raise UserError(f"{differs}: name another --root, or remove that run") from None
+            self.check_store(newest)
         return newest is not None and newest.step >= self.config.steps
+
+    def check_store(self, checkpoint: Checkpoint) -> None:
+        """Raises UserError if the store that stands here now is not the one that this run was trained on."""
+        data = self.config.data
+        with contextlib.suppress(MissingSplit):  # it is prepared later, and then checked
+            fingerprint = SegmentStore.open(data.store, data.corpus, "train").manifest.fingerprint
+            if fingerprint != checkpoint.meta["store"]:
+                raise UserError(
+                    f"{self.folder} was trained on another store than {data.store}: name another --root, or remove that run"
+                )
 
     def scored(self) -> Checkpoint | None:
         """The checkpoint that is scored; None before there is one. Without a validation there is no best one: it is the newest."""

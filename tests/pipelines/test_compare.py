@@ -34,14 +34,16 @@ from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
 
 
-def run(name: str = "a", tokenizer: str = "one", *, text: str = "books", **curves: list[float]) -> FinishedRun:
+def run(
+    name: str = "a", tokenizer: str = "one", *, text: str = "books", store: str = "one", **curves: list[float]
+) -> FinishedRun:
     """A run with a point every 100 steps, a second for each step, 10 tokens a step."""
     keys = {"token": TOKEN, "byte": BYTE, "train": TRAIN}
     records = []
     for i in range(max((len(values) for values in curves.values()), default=0)):
         metrics = {keys[key]: values[i] for key, values in curves.items()}
         records.append(Record(100 * (i + 1), 100_000 * i, {**metrics, "train/tokens": 1000.0 * (i + 1)}))
-    return FinishedRun(name, "rec", 1_000_000, 6e6, tokenizer, text, tuple(records))
+    return FinishedRun(name, "rec", 1_000_000, 6e6, tokenizer, text, store, tuple(records))
 
 
 def test_the_table_has_best_and_last_and_what_they_cost() -> None:
@@ -105,6 +107,16 @@ def test_without_a_common_metric_there_is_one_sentence() -> None:
     assert "different text" in compare([run(token=[5.0]), run("b", text="code", token=[5.0])]).notes[0]
 
 
+def test_runs_of_two_stores_are_told_apart_though_their_corpora_have_one_name() -> None:
+    two = [
+        replace(run(name, store=name, token=[5.0]), seed=number, config_hash="one") for number, name in enumerate("ab")
+    ]
+    comparison = compare(two)
+    assert comparison.notes == ("they were trained on different stores, so their text may differ: a on a; b on b",)
+    assert seeds_of(comparison) is None and len(curves_of(comparison, TOKEN)) == 2
+    assert compare([run(token=[5.0]), run("b", store="", token=[5.0])]).notes == ()
+
+
 def test_training_curves_are_drawn_where_nobody_validated(tmp_path: Path) -> None:
     curve = [4 + 100 / step for step in range(10, 510, 10)]
     table, picture = write_comparison(compare([run(train=curve), run("again", train=curve[:40])]), tmp_path / "out")
@@ -117,7 +129,7 @@ def test_a_pause_is_no_wall_time() -> None:
     times = [*range(0, 100, 10), *range(5000, 5050, 10)]
     assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
     records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
-    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", records).curve(TOKEN)[-1].time == 130.0
+    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", "s", records).curve(TOKEN)[-1].time == 130.0
 
 
 def test_an_evaluation_that_came_later_is_no_training_time(tmp_path: Path) -> None:
@@ -211,7 +223,8 @@ def named_run(folder: Path, name: str) -> None:
     ("names", "words", "expected"),
     [
         (["mine/a", "yours/b"], [], "mine/reports/compare-a-vs-b"),
-        (["mine/sweep/trials/003"], [], "mine/reports/compare-003"),
+        (["mine/sweep/trials/003"], [], "mine/reports/compare-sweep-trials-003"),
+        (["mine/a"], ["--trials", "best"], "mine/reports/compare-a-best"),
         (["mine/a"], ["--root", "other"], "other/reports/compare-a"),
         (["mine/a"], ["--output", "other"], "other"),
     ],
@@ -226,7 +239,7 @@ def test_a_report_is_beside_the_first_run(
     monkeypatch.chdir(tmp_path / "here")
     folders = [f"../all/{name}" for name in names]
     main([*folders, *words, "--tracking.backend", "none"])
-    above = tmp_path / ("here" if words else "all")
+    above = tmp_path / ("here" if {"--root", "--output"} & set(words) else "all")
     assert (above / expected / "comparison.csv").is_file()
     assert not (tmp_path / "here/runs").exists()
 
@@ -246,6 +259,11 @@ def test_a_comparison_is_recorded_where_the_first_run_is(tmp_path: Path, monkeyp
     assert [run.info.run_name for run in client.search_runs([experiment.experiment_id])] == ["compare a"]
     assert not (tmp_path / "runs/mlflow.db").exists()
     assert tracking_for(TrackingConfig(backend="none"), [Place.parse("runs/a")]).uri == ""
+    named_run(tmp_path / "runs/sweep/trials", "000")
+    (tmp_path / "runs/sweep/sweep.json").write_text("{}")
+    trial = tmp_path / "runs/sweep/trials/000/config.json"
+    trial.write_text(json.dumps({**json.loads(trial.read_text()), "tracking": tracking}))
+    assert tracking_for(TrackingConfig(), [Place.parse("runs/sweep")]).uri == server
     asked = TrackingConfig(uri="http://other:5000")
     assert tracking_for(asked, [Place.parse("runs/a")]) == asked
 

@@ -22,6 +22,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
+from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial, read_sweep
 from pipelines.sweeps import run_sweep
@@ -520,8 +521,26 @@ def test_what_mlflow_could_not_be_told_is_said(
     assert "warning: MLflow was not told how trial 003 ended: an error of its own" in capsys.readouterr().err
 
 
-def test_a_folder_of_something_else_is_refused(here: Make, tmp_path: Path) -> None:
+def test_a_stop_that_a_kill_kept_from_its_end_has_its_reason_again(here: Make) -> None:
+    sweep = here(*GRID).sweep
+    trial = sweep.trials["001"]
+    trial.status = "running"
+    sweep.note(event="begin", trial=trial.id, time=0.0)
+    told = {"trial": trial.id, "step": 5, "tokens": 640, "value": 9.0}
+    sweep.note(event="result", **told, decision="STOP", reason="asha stopped it at step 5", time=0.0)
+    record = Record(sweep)
+    assert (trial.status, trial.reason) == ("pending", "")
+    assert record.known(trial, 5) == "STOP" and trial.reason == "asha stopped it at step 5"
+
+
+def test_a_folder_of_something_else_is_refused(
+    here: Make, make_config: Callable[..., PrepareConfig], text_folder: Path, tmp_path: Path
+) -> None:
     here("lr")
+    (text_folder / "train/more.txt").write_text("one more document\n")
+    prepare(make_config(store=str(tmp_path / "other-store")))
+    with pytest.raises(UserError, match=r"holds another sweep, with store=\w+, and this command says \w+: choose"):
+        here("lr", "--data.store", str(tmp_path / "other-store"))
     with pytest.raises(
         ValueError, match="runs/sweep holds another sweep, with space=lr, and this command says states: choose"
     ):

@@ -26,6 +26,7 @@ from studies import paper
 from studies.papers import PAPERS, plan, trainings
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row, Run, Table
+from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
@@ -342,6 +343,14 @@ def test_every_metric_of_a_stack_of_mixers_is_measured(
     assert found["layers"] == [2.0]
 
 
+def test_a_training_on_data_of_other_options_has_another_name(tmp_path: Path) -> None:
+    run = Run("small-rec", Data("text", "bytes", ("--pieces", "2")), REC)
+    plain = StudyFolder(tmp_path).training(run, 0).name
+    assert StudyFolder(tmp_path, options={"text": {"pieces": "2"}}).training(run, 0).name == plain
+    other = StudyFolder(tmp_path, options={"text": {"pieces": "3"}}).training(run, 0).name
+    assert other != plain and "bytes-pieces-3" in other
+
+
 def test_a_store_of_each_sign_of_an_option() -> None:
     stores = {Data("mqar", options=("--power", power)).store(Path("stores")).name for power in ("1", "-1", ".5", "-.5")}
     assert stores == {"symbols-power-1", "symbols-power-minus-1", "symbols-power-.5", "symbols-power-minus-.5"}
@@ -511,6 +520,8 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
 
 def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     make: Callable[..., dict[str, Any]],
+    make_config: Callable[..., PrepareConfig],
+    text_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -520,6 +531,11 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     monkeypatch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
     with pytest.raises(UserError, match=r"was begun with optim.lr=0.002, and this command says 1.0"):
         make("one")
+    monkeypatch.setitem(PRESETS, "small-rec", preset)
+    (text_folder / "train/more.txt").write_text("one more document\n")
+    prepare(make_config(store=str(tmp_path / "stores/bytes"), overwrite=True))
+    with pytest.raises(UserError, match=r"was trained on another store than .*: name another --root, or remove"):
+        make("one", "--only", "rec")
     monkeypatch.setattr(paper, "run_jobs", list)
     for words, said in (
         (["today", "table-1", "--rates", "0.1", "0.1"], r"--rates are \(0.1, 0.1\): give learning rates above 0"),
