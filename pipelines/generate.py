@@ -67,6 +67,12 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         if self.file is not None and self.prompt:
             raise UserError("--file and --prompt are both given: choose one text to continue")
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"--prompt is not UTF-8 text (character {error.start}): convert it first, or name a file with --file"
+            ) from None
         if self.chat and self.file is None and not self.prompt:
             raise UserError("--chat is given without a message: add --prompt or --file")
         check_options(self, max_new_tokens=1, top_k=0)

@@ -232,7 +232,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         check_positions(position_ids, input_ids, attention_mask, seen)
         if use_cache is None:
             use_cache = past_key_values is not None or (self.config.use_cache and not self.training)
-        if not use_cache:
+        if not use_cache and past_key_values is None:
             return self._whole(input_ids, mask_BT), None
         cache = RecurrentCache() if past_key_values is None else past_key_values
         reading = cache.reading or begin(self.decoder, len(input_ids))
@@ -240,7 +240,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
             raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
         made, cache.reading = read(self.decoder, reading, input_ids, mask_BT, keep=keep)
         cache.seen += input_ids.shape[1]
-        return made, cache
+        return made, cache if use_cache else None
 
     def read_states(self, layers: bool, *arguments: Any) -> tuple[tuple[Tensor, ...], RecurrentCache | None]:
         """`read` with these arguments: hidden states [B, T, D], the last ones as the output layer reads them; with ``layers`` what

@@ -141,7 +141,8 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    target = RunFolder(output_for(config.output, run, f"continuations-{name}", config.split))
+    report = f"continuations-{name}" + ("" if config.checkpoint == "newest" else f"-{config.checkpoint}")
+    target = RunFolder(output_for(config.output, run, report, config.split))
     check_tracking(*tracking_of(checkpoint, run, config.tracking))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"

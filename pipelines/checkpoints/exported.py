@@ -64,8 +64,10 @@ def is_exported(path: str | Path) -> bool:
 def model_type(path: str | Path) -> str:
     """The model_type in the config.json of a folder of this machine; empty where there is none."""
     try:
-        found = json.loads((Path(path).expanduser() / "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RuntimeError):
+        place = Place.parse(path)
+        text = Path(place.path, "config.json").read_text("utf-8") if place.is_local else "{}"
+        found = json.loads(text).get("model_type")
+    except (OSError, ValueError, AttributeError):
         return ""
     return found if isinstance(found, str) else ""
 
@@ -93,7 +95,7 @@ class Exported:
     @classmethod
     def open(cls, path: str | Path) -> Exported:
         """Raises UserError where it is not whole, and where the weights are not those of the model in its config.json."""
-        folder = Path(path).expanduser().absolute()
+        folder = Path(Place.parse(path).path)
         file = folder / "config.json"
         try:
             config: Any = json.loads(file.read_text("utf-8"))

@@ -46,6 +46,8 @@ PART_TOKENS = 1 << 19
 """A part is closed when its documents have so many tokens: what a killed command may have to read again."""
 MADE_OF = b"throughline"
 """Key of the fingerprint in a part's schema."""
+STAGED = re.compile(rf"(part-\d{{5}}\.arrow|_embeddings\.json)\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
+"""Names of files that are being written (common/places.py)."""
 LAST = "_embeddings.json"  # readers of a folder of Arrow files pass over names that begin so
 
 
@@ -165,9 +167,10 @@ class Embeddings:
         Raises UserError where the folder holds anything else, or parts that were made of something else.
         """
         there = set[str]()
+        staged = []
         for file in self.output.list():
-            if file.name.endswith(TEMPORARY):
-                file.place.delete()
+            if STAGED.fullmatch(file.name):
+                staged.append(file.place)
             elif re.fullmatch(r"part-\d{5}\.arrow", file.name):
                 self._check_is_ours(file.place)
                 there.add(file.name)
@@ -175,6 +178,8 @@ class Embeddings:
                 raise UserError(
                     f"{self.output} holds other files ({file.name}): name a folder of its own with --output"
                 )
+        for place in staged:  # not before the whole folder is known to be ours
+            place.delete()
         return [part for part in self.parts if part[0] not in there]
 
     def _check_is_ours(self, part: Place) -> None:

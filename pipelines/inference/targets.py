@@ -73,8 +73,8 @@ class TargetsConfig:
     """Precision of the products, whatever that of the training. bfloat16 is faster on a GPU, and on a CPU with units for it
     (amx_bf16, avx512_bf16); metrics differ in about the fifth digit."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/<names>` (for a split other than test, `reports/<names>-<split>`) beside the
-    first run, or in `runs` if nothing can be written there."""
+    """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` if nothing can be written there.
+    What differs from a run's newest checkpoint on its test split stands behind the names."""
     num_workers: int | None = None
     """Reading workers: the processes of this machine, without Ray, that share the documents; 0 or 1 reads in this process alone. By
     default one for each processor or GPU if there is much to read. In float32 it changes no more than the last bits."""
@@ -109,6 +109,8 @@ class EvaluationTarget:
     checkpoint: Snapshot
     run: RunFolder | None
     """None for a lone copy of a checkpoint, and for an exported folder."""
+    mark: str
+    """In a report's name: the checkpoint that was named, or a checksum of weights that belong to no run."""
     store: SegmentStore
     """The split to score."""
     train: SegmentStore | None
@@ -135,6 +137,8 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
         store, train = open_store(checkpoint, config)
         trained = checkpoint.meta["config"]
         differences = differences_of(checkpoint, store, train, config)
+        run = run_of(path)
+        mark = checkpoint.digest[:8] if run is None else find_run(path)[1]
         if config.checkpoint == "best" and not retention.best([checkpoint]):
             print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
@@ -159,7 +163,8 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
             target = EvaluationTarget(
                 name=called,
                 checkpoint=checkpoint,
-                run=run_of(path),
+                run=run,
+                mark=mark,
                 store=store,
                 train=train,
                 model=model,
@@ -190,8 +195,9 @@ def differences_of(
 
 def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str:
     """The end of a report's name, so that no other reading's report is replaced."""
-    differences = dict.fromkeys(chain.from_iterable(target.differences for target in targets))
-    return config.chosen + "".join(f"-{difference}" for difference in differences)
+    marks = [target.mark for target in targets if target.mark]
+    parts = dict.fromkeys(chain(marks, *(target.differences for target in targets)))
+    return config.chosen + "".join(f"-{part}" for part in parts)
 
 
 def open_store(checkpoint: Snapshot, config: TargetsConfig) -> tuple[SegmentStore, SegmentStore | None]:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from common.errors import UserError, given_by_user
+from common.errors import UserError, first_cause, given_by_user
 from common.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, chat_of, load_tokenizer
+from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
 from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
@@ -48,12 +49,14 @@ class ExportedTokenizer:
 
         tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))
         self.transformers = tokenizer
+        self.folder = folder
         self.bod_id = bod_id
         self.labels = not tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text in which the names of special tokens are ordinary text."""
-        ids = self.transformers(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        """Ids of a text in which the names of special tokens are ordinary text. Raises TokenizerError for one that has none."""
+        with encoding_errors(str(self.folder)):
+            ids = self.transformers(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return np.asarray(ids, dtype=np.int64)
 
     def decode(self, ids: list[int]) -> str:
@@ -102,8 +105,14 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     checkpoint = find_model(path, best)
     if isinstance(checkpoint, Exported) and (checkpoint.folder / "tokenizer_config.json").is_file():
         begin = checkpoint.bod_id
-        with given_by_user(ValueError, OSError, KeyError):  # of a folder that is not whole
+        try:
             exported = ExportedTokenizer(checkpoint.folder, begin)
+        except UserError:
+            raise
+        except Exception as error:  # transformers' and its libraries', of a folder that is not whole
+            raise CheckpointError(
+                f"the tokenizer in {checkpoint.folder} cannot be read ({first_cause(error)}): export the checkpoint again"
+            ) from None
         model = model_of(checkpoint)
         return Trained(str(path), model, exported, begin, exported.labels, checkpoint, checkpoint.eos_ids)
     tokenizer = tokenizer_of(checkpoint, store, corpus)
@@ -132,7 +141,7 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
         )
     run, name = find_run(path)
     if name and run.is_local:
-        return Checkpoint.open(Path(path).expanduser())
+        return Checkpoint.open(Path(Place.parse(path).path))
     if name and run.checkpoints / name != Place.parse(path):
         raise CheckpointError(
             f"{Place.parse(path)} is a checkpoint outside of a run's folder `checkpoints`: copy it to this machine, and name "

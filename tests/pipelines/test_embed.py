@@ -157,7 +157,7 @@ def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(
         embed.main(words)
     begun = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert begun and begun.keys() < set(parts)
-    (out / f"{parts[-1]}.1.ab.tmp").write_bytes(b"ARROW1")  # of a process that was killed
+    (out / f"{parts[-1]}.1.0123abcd.tmp").write_bytes(b"ARROW1")  # of a process that was killed
     with pytest.raises(UserError, match=r"of another model, text or option: remove .*out, or choose another --output"):
         embed.main([*words, "--every", "2"])
     embed.main(words)
@@ -189,3 +189,13 @@ def test_what_cannot_be_embedded_is_refused(
             [*words.format(run=run).split(), *([] if "--output" in words else ["--output", str(tmp_path / "o")])]
         )
     assert not (tmp_path / "o").exists()
+
+
+def test_a_folder_of_something_else_keeps_its_files(train: Callable[..., Path], tmp_path: Path) -> None:
+    run = train("--steps", "2", "--validate-every", "0")
+    (tmp_path / "mine").mkdir()
+    for name in ("draft.tmp", "zz-notes.txt"):
+        (tmp_path / "mine" / name).write_text("mine")
+    with pytest.raises(UserError, match=r"holds other files"):
+        embed.main([str(run), "--output", str(tmp_path / "mine")])
+    assert {file.name for file in (tmp_path / "mine").iterdir()} >= {"draft.tmp", "zz-notes.txt"}

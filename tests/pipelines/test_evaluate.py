@@ -100,6 +100,7 @@ def test_metrics_table_and_files(
 def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     evaluate.main([f"{two_runs[0]}/checkpoints/step-00000005", "--split", "validation", *QUIET])
     assert "step 5" in capsys.readouterr().out
+    assert Path(two_runs[0]).parent.joinpath("reports/rec-step-00000005-validation/report.json").exists()
 
 
 def test_bfloat16_is_near_float32_and_has_a_report_and_metrics_of_its_own(
@@ -131,9 +132,10 @@ def test_a_lone_copy_of_a_checkpoint_writes_nothing_around_it(
     here.mkdir()
     monkeypatch.chdir(here)
     evaluate.main([str(copy), "--tracking.system-metrics", "off"])
-    assert "report    runs/reports/run" in capsys.readouterr().out
+    assert "report    runs/reports/run-" in capsys.readouterr().out
     assert contents(tmp_path / "models") == before and os.listdir(here) == ["runs"]
-    assert (here / "runs/reports/run/table.csv").is_file()
+    marked = f"run-{Checkpoint.open(copy).digest[:8]}"  # a run of the name has a report of its own
+    assert (here / "runs/reports" / marked / "table.csv").is_file()
 
 
 @pytest.fixture

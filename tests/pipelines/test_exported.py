@@ -118,14 +118,17 @@ def test_every_command_of_a_run_takes_its_export(
     one = ("--num-workers", "1")
     evaluate.main([str(folder), str(run), *where, *one])
     reports = tmp_path / "runs" / "reports"
-    with open(reports / "exported-vs-first" / "table.csv", newline="") as file:
+    (compared,) = reports.glob("exported-vs-first-*")  # and a checksum of the folder's weights
+    with open(compared / "table.csv", newline="") as file:
         first, second, _ = csv.DictReader(file)  # the last is the unigram model
     names = [row.pop("name") for row in (first, second)]
     assert names == ["exported", "first"] and first == second
     tokens.main([str(folder), *where, *one])
     continuations.main([str(folder), *where, "--places", "1", "--new-tokens", "8"])
     names = [path.name for path in reports.iterdir() if path.is_dir()]
-    assert set(names) == {"exported-vs-first", "tokens-exported-cleared-vs-exported", "continuations-exported"}
+    mark = compared.name.removeprefix("exported-vs-first-")
+    tokens_of = f"tokens-exported-cleared-vs-exported-{mark}"
+    assert set(names) == {compared.name, tokens_of, "continuations-exported"}
     embed.main([str(folder), "--store", str(store), "--output", "embedded"])
     export.main([str(folder), "--store", str(store), "--output", "again"])
     again = contents(tmp_path / "again")

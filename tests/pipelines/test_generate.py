@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -319,6 +320,7 @@ def test_the_store_may_move_but_not_change(
         ("--prompt a --file b", "--file and --prompt are both given"),
         ("--file nowhere.txt", "No such file"),
         ("--file {latin}", "is not UTF-8 text .byte 1."),
+        ("--prompt caf\udce9", "--prompt is not UTF-8 text .character 3.: convert it first"),
         ("--prompt a", "does not exist: name the folder of a run"),
     ],
 )
@@ -345,6 +347,18 @@ def test_a_damaged_export_is_refused(run: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
         with pytest.raises(UserError, match=message):
             generate.main([str(folder), "--prompt", "a"])
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = folder / "tokenizer_config.json"
+    whole = tokenizer.read_bytes()
+    for damaged in (b"[]", whole[: len(whole) // 2]):
+        tokenizer.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"the tokenizer in .* cannot be read \(.*: export the checkpoint again"):
+            generate.main([str(folder), "--prompt", "a"])
+    tokenizer.write_bytes(whole)
+    generate.main([f"file://{folder}", "--prompt", "a", "--max-new-tokens", "1"])
+    generate.main(
+        [f"file://{run}/checkpoints/{max(os.listdir(run / 'checkpoints'))}", "--prompt", "a", "--max-new-tokens", "1"]
+    )
     (folder / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         generate.main([str(folder), "--prompt", "a"])

@@ -180,6 +180,15 @@ def test_going_on_with_a_cache(model: Any) -> None:
     assert torch.equal(torch.as_tensor(further), greedy(model, ids[:, :9], 10))
 
 
+@torch.no_grad()
+def test_without_a_new_cache_the_past_is_read_all_the_same(slide: Any) -> None:
+    ids = text(2, 12)
+    first = slide(ids[:, :8], use_cache=True)
+    found = slide(ids[:, 8:], past_key_values=first.past_key_values, use_cache=False)
+    assert found.past_key_values is None
+    torch.testing.assert_close(found.logits, slide(ids, use_cache=False).logits[:, 8:], rtol=0, atol=1e-5)
+
+
 def test_loss_is_the_cross_entropy_of_the_next_token(model: Any) -> None:
     ids = text(2, 10)
     labels = ids.clone()
