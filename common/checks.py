@@ -71,4 +71,7 @@ def _is_no_list(value: Any, inside: tuple[Any, ...]) -> str:
         each = inside[:1] * len(value) if isinstance(value, tuple) else ()
     if isinstance(value, tuple) and len(value) == len(each) and not any(map(is_not, value, each)):
         return ""
-    return f"a list{'' if open_ended else f' of {len(inside)}'}, each {NAMES[inside[0]]}"
+    kind = inside[0]
+    choices = ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+    one = f"one of {choices}" if choices else NAMES.get(kind, f"a {kind}")
+    return f"a list{'' if open_ended else f' of {len(inside)}'}, each {one}"

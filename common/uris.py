@@ -36,6 +36,11 @@ def is_uri(text: str) -> bool:
     return bool(_URI.match(text))
 
 
+def is_local(text: str) -> bool:
+    """Whether a path or URI is of this machine. Asks no network."""
+    return not is_uri(text) or text.startswith("file:")
+
+
 def parse_uri(text: str) -> tuple[str, str]:
     """The root and the path of a URI; the root of a local file is empty, and its path absolute.
 

@@ -19,8 +19,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from common.credentials import without_credentials
 from common.errors import UserError
 from common.places import TEMPORARY, Place
+from common.uris import is_local
 from data_prep.manifest import PartEntry
 
 MOST_BYTES = 64 << 30
@@ -46,9 +48,11 @@ class SegmentCache:
 
     @staticmethod
     def of(text: str | None) -> SegmentCache | None:
-        """The cache that an option names: a folder, `none`, or nothing for the default."""
+        """The cache that an option names: a folder, `none`, or nothing for the default. Raises UserError for a URI."""
         if text == "none":
             return None
+        if text and not is_local(text):
+            raise UserError(f"data.cache is {without_credentials(text)}: name a folder that each machine has, or none")
         return SegmentCache(Path(Place.parse(text).path) if text else cache_folder() / "segments")
 
     def file(self, place: Place, entry: PartEntry) -> Path | None:

@@ -10,7 +10,8 @@
   weights on states would not do: they have a softmax of their own and always sum to 1, so only the projection behind them can
   vanish.
 - ``gate_openness``, 0 … 1: the share of the new candidate that a gate lets in: 1 − g (fixed) or i (lstm), equations 3 and 7.
-- ``state_change``: rms of a block's change of the states over their rms before it.
+- ``state_change``: rms of a block's change of the states over their rms before it; of mixers that of a segment, unless the stack is
+  recomputed block by block.
 
 Each is a mean over layers, lanes and blocks. A model can learn to ignore its states, and then does not recover (section 3.4 and
 Appendix B). Clearing the State then costs nothing in validation; at worst the share falls to 0, or the states stop changing. A

@@ -158,7 +158,7 @@ class Arxiv:
         folders: dict[str, list[Listed]] = {}
         for file in files:
             top, _, below = file.name.partition("/")
-            check_name(root, top)
+            check_name(root, top or file.place.name)
             if PACKED_BULK.fullmatch(file.place.name):
                 raise CorpusError(
                     f"{file.place} is packed: unpack it, since papers are read at any place of an archive"

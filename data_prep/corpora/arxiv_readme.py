@@ -43,6 +43,8 @@ def read(name: str, data: bytes) -> Directives:
     if ending not in (".json", ".yaml", ".yml"):
         return _lines(text)
     try:
+        if ending != ".json" and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError(f"{name} has aliases, whose copies may take any memory")
         return _sources(json.loads(text) if ending == ".json" else yaml.safe_load(text))
     except (yaml.YAMLError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{name} is not a 00README ({type(error).__name__})") from None

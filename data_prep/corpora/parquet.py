@@ -38,6 +38,12 @@ _TEXT = (
 """The types of a column of text; many programs write no annotation that says that their bytes are UTF-8."""
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold text; one of nulls alone can."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_null(kind) or any(is_kind(kind) for is_kind in _TEXT)
+
+
 @dataclass(frozen=True)
 class Parquet:
     """Parquet files, a document a row."""
@@ -173,9 +179,7 @@ class Parquet:
                     f"{where} has {count} columns {column!r}: rename them, so that each has a name of its own"
                 )
         kind = schema.field(self.text_column).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        without_text = pa.types.is_null(kind)  # a column of nulls alone is written so
-        if not (without_text or any(is_kind(kind) for is_kind in _TEXT)):
+        if not is_text(kind):
             raise CorpusError(f"{where} has no text in column {self.text_column!r} but {kind}: name another")
         if not 0 <= parquet.metadata.num_rows <= MAX_ROWS:
             raise CorpusError(

@@ -41,8 +41,10 @@ class Text:
     """Larger files are left out, and counted."""
 
     def __post_init__(self) -> None:
-        if not self.pattern:
-            raise CorpusError("pattern is empty: write which file names count as documents, such as *.txt")
+        if not PurePosixPath(self.pattern).parts:
+            raise CorpusError(
+                f"pattern is {self.pattern!r}, which no file matches: write which file names count as documents, such as *.txt"
+            )
 
     def options(self) -> dict[str, Any]:
         return {}
@@ -59,6 +61,8 @@ class Text:
         files = [file for file in matching if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
+        for file in files:
+            check_name(root, file.name)
         where = ", ".join(SPLITS)
         sources = []
         left_out = LeftOut()
@@ -68,7 +72,6 @@ class Text:
                 f"{root} holds files that match {self.pattern!r} beside the folders {where} alone: move them there"
             )
         for file, of in zip(files, splits, strict=True):
-            check_name(root, file.name)
             if not of:
                 left_out.add(f"not in the folders {where}")
             elif of == split:

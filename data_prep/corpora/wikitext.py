@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from common.places import Place
-from data_prep.corpora.parquet import open_parquet
+from data_prep.corpora.parquet import is_text, open_parquet
 from data_prep.corpora.streams import (
     BOM,
     MAX_DOCUMENT_BYTES,
@@ -198,6 +198,9 @@ def _row_lines(files: Sequence[Place]) -> Iterator[bytes]:
         with reading(file.shown), open_parquet(file) as parquet:
             if "text" not in parquet.schema_arrow.names:
                 raise CorpusError(f"{file} has no column 'text': it is no Parquet file of WikiText")
+            kind = parquet.schema_arrow.field("text").type
+            if not is_text(kind):
+                raise CorpusError(f"{file} has no text in column 'text' but {kind}: it is no Parquet file of WikiText")
             for batch in parquet.iter_batches(1024, columns=["text"]):
                 yield "".join(
                     line_of(text_of_cell(row or "", file.shown)) for row in batch.column(0).to_pylist()

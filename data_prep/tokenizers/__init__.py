@@ -127,6 +127,8 @@ def about_chat(tokenizer: Tokenizer, spec: str) -> list[str]:
             f"names of its special tokens{such_as} are read as text, not as their ids"
         ]
     path = Path(os.path.expanduser(spec.removeprefix("gpt2:")))
+    if not path.exists():  # a kind to train, such as sentencepiece:8192
+        return []
     folder = path if path.is_dir() else path.parent
     if spec in ("", "bytes") or is_uri(spec) or isinstance(tokenizer, SymbolsTokenizer) or not read_template(folder):
         return []

@@ -57,8 +57,10 @@ class HuggingFaceTokenizer:
         try:
             spec = json.loads(data.decode())
             self._tokenizer = RustTokenizer.from_str(data.decode())  # before the file is changed: it says what is wrong
-            run = without_special_names(spec)
-            self._renamed = "" if run is spec else json.dumps(run)
+            kind = type(self._tokenizer.model).__name__  # older files leave it to the library
+            typed = {**spec, "model": {"type": kind, **spec["model"]}}
+            run = without_special_names(typed)
+            self._renamed = "" if run is typed else json.dumps(run)
             if self._renamed:
                 self._tokenizer = RustTokenizer.from_str(self._renamed)
             vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, given_by_user
@@ -52,7 +51,7 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
     """
     check_is_no_adapter(name)
     if not is_exported(name):
-        if "/" in name and not is_uri(name) and not Path(name).expanduser().exists():
+        if "/" in name and not is_uri(name) and not Place.parse(name).exists():
             raise UserError(
                 f"{name} is neither a preset nor an existing folder: name an exported folder, or a run's config.json, which "
                 "resumes without the folder that it began with"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import xxhash
@@ -20,7 +19,7 @@ from common.choices import Compile, Recompute
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
 from common.places import Place
-from common.uris import is_uri
+from common.uris import is_local, is_uri
 from pipelines.config.parts import (
     CheckpointConfig,
     DataConfig,
@@ -158,11 +157,13 @@ class TrainConfig:
         """
         if {"", ".", ".."} & set(self.run.split("/")):
             raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
-        initial = str(Path(self.initial_weights).expanduser().absolute()) if self.initial_weights else ""
+        initial = Place.parse(self.initial_weights).text if self.initial_weights else ""
         store = Place.parse(self.data.store).text
         root = Place.parse(self.root).text
         cache = self.data.cache
         if cache not in ("", "none"):
+            if not is_local(cache):
+                raise UserError(f"data.cache is {public(cache)}: name a folder that each machine has, or none")
             cache = Place.parse(cache).text
         data = dataclasses.replace(self.data, store=store, cache=cache)
         own = self.tracking.backend == "mlflow" and not self.tracking.located().uri and not is_uri(root)
@@ -262,10 +263,8 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
     old = flatten(before)
     new = flatten(to_json(config))
     for key in sorted(old.keys() | new.keys()):
-        if may_change(key, config.allow_change):
+        ranks = key == "checkpoint.best_by"  # values of two metrics do not compare
+        if old.get(key) == new.get(key) or (may_change(key, config.allow_change) and not ranks):
             continue
-        if old.get(key) != new.get(key):
-            raise UserError(
-                f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: choose another --run, "
-                f"or add --allow-change {key}"
-            )
+        remedy = "choose another --run" if ranks else f"choose another --run, or add --allow-change {key}"
+        raise UserError(f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: {remedy}")

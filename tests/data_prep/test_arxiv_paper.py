@@ -107,9 +107,9 @@ def test_several_main_files_and_one_of_another_ending(names: Callable) -> None:
     [
         ("00README.json", "{"), ("00README.json", "[1]"), ("00README.json", '{"sources": [3]}'),
         ("00README.json", '{"sources": [{"usage": "toplevel"}]}'), ("00README.yaml", "a: [b"), ("00README.yaml", "- x"),
-        ("00README.yaml", "[" * 9000), ("00README.XXX", "x" * (1 << 17)),
+        ("00README.yaml", "[" * 9000), ("00README.XXX", "x" * (1 << 17)), ("00README.yaml", "a: &a {}\nb: {<<: [*a, *a]}"),
     ],
-    ids=range(8),
+    ids=range(9),
 )  # fmt: skip
 def test_a_damaged_readme_is_counted(names: Callable, name: str, text: str) -> None:
     assert names({"ms.tex": WHOLE % "", name: text}) == (["ms.tex"], {"damaged 00README": 1})

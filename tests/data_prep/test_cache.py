@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.errors import UserError
 from common.places import Place
 from data_prep.cache import SegmentCache, cache_folder
 from data_prep.store import SegmentStore
@@ -137,3 +138,5 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "throughline"
     assert SegmentCache.of("none") is None
+    with pytest.raises(UserError, match=r"data\.cache is s3:.*: name a folder that each machine has, or none"):
+        SegmentCache.of("s3://bucket/cache")

@@ -288,6 +288,14 @@ def test_file_name_that_is_not_utf8(tmp_path: Path, kind: type, name: str) -> No
         read_all(kind(source=str(tmp_path / "in")))
 
 
+def test_file_name_that_is_not_utf8_without_folders_of_splits(tmp_path: Path) -> None:
+    put(tmp_path / "in", {"a.txt": "text", "b\udcffd.txt": "text"})
+    with pytest.raises(CorpusError, match=r"name is not UTF-8, 'b\\udcffd\.txt': rename it"):
+        Text(source=str(tmp_path / "in")).sources("train")
+    with pytest.raises(CorpusError, match=r"pattern is '\.', which no file matches"):
+        Text(source=str(tmp_path / "in"), pattern=".")
+
+
 def test_damaged_metadata(books: Path) -> None:
     (books / "metadata.csv").write_text("7,Seven\nlonely\n")
     with pytest.raises(CorpusError, match=r"metadata\.csv has no title in record 2"):

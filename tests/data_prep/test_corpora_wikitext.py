@@ -103,6 +103,10 @@ def test_parquet_of_another_form_or_of_no_wikitext(tmp_path: Path) -> None:
         CorpusError, match=r"wikitext-2-v1 has the form tokens by its name: give --source another folder"
     ):
         WikiText(source=folder, form="raw").sources("test")
+    (tmp_path / "words").mkdir()
+    pq.write_table(pa.table({"text": [["many", "words"]]}), tmp_path / "words" / "test.parquet")
+    with pytest.raises(CorpusError, match=r"test\.parquet has no text in column 'text' but list"):
+        WikiText(source=str(tmp_path / "words")).sources("test")
     table(tmp_path / "body" / "test.parquet", ROWS, column="body")
     with pytest.raises(CorpusError, match=r"test\.parquet has no column 'text': it is no Parquet file of WikiText"):
         WikiText(source=str(tmp_path / "body")).sources("test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -309,6 +310,16 @@ def with_special_tokens(kind: str, decoder: bool = True) -> RustTokenizer:
         tokenizer.decoder = {"unigram": decoders.Metaspace(), "pieces": decoders.WordPiece()}.get(kind)  # type: ignore[assignment]
     tokenizer.add_special_tokens(SPECIAL)  # type: ignore[arg-type]
     return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["unigram", "merges"])
+def test_an_older_file_leaves_the_models_kind_to_the_library(kind: str) -> None:
+    spec = json.loads(with_special_tokens(kind).to_str())
+    typed = HuggingFaceTokenizer(json.dumps(spec).encode(), kind)
+    del spec["model"]["type"]
+    untyped = HuggingFaceTokenizer(json.dumps(spec).encode(), kind)
+    for text in ("x </s> x", "x s xx"):
+        assert untyped.encode(text).tolist() == typed.encode(text).tolist()
 
 
 @pytest.mark.parametrize("decoder", [True, False])

@@ -216,6 +216,7 @@ def test_a_template_that_comes_later_is_kept_too(tmp_path: Path) -> None:
 
 def test_a_template_without_a_tokenizer_json_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (tmp_path / "tokenizer.model").touch()
     tokenizer = BytesTokenizer()
     assert about_chat(tokenizer, "bytes") == []
     for spec in (str(tmp_path), str(tmp_path / "tokenizer.model"), f"gpt2:{tmp_path}"):

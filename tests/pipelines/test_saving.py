@@ -121,6 +121,10 @@ class TestPolicy:
         assert [found.step for found in best(made)] == [0, 2, 1]
         with pytest.raises(UserError, match=r"best_by is 'validation/bits': did you mean 'validation/bits_per_"):
             train("--checkpoint.best-by", "validation/bits", name="another")
+        with pytest.raises(
+            UserError, match=r"was begun with checkpoint\.best_by=.*_cleared, and .*: choose another --run$"
+        ):
+            train("--steps", "25", "--validate-every", "5")  # by bits per token, which do not compare
 
     @pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_best"])
     def test_numbers_that_mean_nothing(self, field: str) -> None:

@@ -611,6 +611,7 @@ def test_what_models_and_spaces_refuse_is_a_users_error(tmp_path: Path) -> None:
     for model, sentence in (
         ({"name": "rnn"}, "model 'rnn' is unknown"),
         ({"name": "rec", "odd": 1}, "no field 'odd'"),
+        ({"name": "mixers", "layers": ["gru"]}, r"layers is .*: it must be a list, each one of delta, "),
     ):
         (tmp_path / "run.json").write_text(json.dumps({**values, "model": model}))
         with pytest.raises(UserError, match=sentence):
