@@ -16,6 +16,7 @@ orderings of the paper's rows that hold and those that do not.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -146,8 +147,19 @@ class PaperConfig:
 
     def command(self) -> str:
         """The command that repeats it, without one machine's paths and without credentials."""
-        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
-        words += ["--rates", *map(str, self.rates)] if self.rates else []
+        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds), *self.asked()]
+        return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
+
+    def name(self) -> str:
+        """The folder of the table: what was asked for, so that no other choice of rows, data or settings is replaced."""
+        seeds = ["seeds", *map(str, self.seeds)] if self.seeds != (0,) else []
+        words = [self.paper, self.table, self.scale, *seeds, *self.asked()]
+        readable = (re.sub(r"[^\w.=,+]+", "-", without_credentials(word)).strip("-") for word in words)
+        return cli.file_name("-".join(filter(None, readable)))
+
+    def asked(self) -> list[str]:
+        """The options beside scale and seeds that decide what a table holds, as they are typed."""
+        words = ["--rates", *map(str, self.rates)] if self.rates else []
         for name in ("only", "columns", "corpus", "split", "set"):
             given = getattr(self, name)
             if given:
@@ -155,7 +167,7 @@ class PaperConfig:
         options = [option for option in self.options if option_of(option)[1] not in FILES]
         if options:
             words += ["--options", *options]
-        return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
+        return words
 
 
 def option_of(given: str) -> tuple[str, str, str]:
@@ -237,7 +249,7 @@ def main(argv: list[str]) -> int:
         show_costs(plan, False, config.flop_rate, at_once)
         return 0
     prepare(plan, config.train)
-    folder = plan.place.root / "tables" / cli.file_name(f"{config.paper}-{config.table}-{config.scale}")
+    folder = plan.place.root / "tables" / config.name()
     failed: list[Job] = []
     if config.train:
         show_costs(plan, True, config.flop_rate, at_once)

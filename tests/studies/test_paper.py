@@ -23,6 +23,7 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
 from pipelines.training.jobs import Job, Record, run_jobs
 from studies import paper
+from studies.paper import PaperConfig
 from studies.papers import PAPERS, plan, trainings
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row, Run, Table
@@ -299,7 +300,7 @@ def make(
         monkeypatch.setattr(plan, "run_jobs", run_here)
         where = ["--root", str(tmp_path / name), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]
         assert paper.main(["mine", "table-1", *where, *words]) == 0
-        folder = tmp_path / name / "tables/mine-table-1-tiny"
+        folder = max((tmp_path / name / "tables").iterdir(), key=lambda path: (path / "table.md").stat().st_mtime_ns)
         assert {path.name for path in folder.iterdir()} == {"table.md", "table.json", "table.png", "cumulative.png"}
         return {**json.loads((folder / "table.json").read_text()), "done": list(done)}
 
@@ -341,6 +342,16 @@ def test_every_metric_of_a_stack_of_mixers_is_measured(
     found = {cell["column"]: cell["ours"] for cell in make("mixers")["rows"]}
     assert [name for name in found if len(found[name]) != 1] == []
     assert found["layers"] == [2.0]
+
+
+def test_a_table_has_a_folder_for_each_choice_of_what_it_holds() -> None:
+    def name(**asked: Any) -> str:
+        return PaperConfig("today", "table-1", **asked).name()
+
+    assert name() == "today-table-1-tiny"
+    assert name(columns=("MQAR 16",), split="validation") == "today-table-1-tiny-columns-MQAR-16-split-validation"
+    assert name(seeds=(0, 1), rates=(0.002,)) == "today-table-1-tiny-seeds-0-1-rates-0.002"
+    assert "secret" not in name(set=("tracking.uri=http://me:secret@host",))
 
 
 def test_a_training_on_data_of_other_options_has_another_name(tmp_path: Path) -> None:
