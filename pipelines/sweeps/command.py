@@ -46,6 +46,8 @@ class SweepConfig:
     """The run that is varied; `run` names the sweep."""
     preset: str = "small-rec"
     """Named run around which the space is laid."""
+    typed: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Fields of the run that the command line names: every preset that is compared gets their values."""
     num_samples: int = 12
     """Trials to draw; a grid has a trial for each combination."""
     search: str = "random"
@@ -129,7 +131,7 @@ class SweepConfig:
         if "preset" in fields:
             base = PRESETS[fields.pop("preset")]
             known = flatten(to_json(base)).keys() - {"model.name"}
-            overridden = changes(self.train, PRESETS[self.preset])
+            overridden = {name: self.flat[name] for name in self.typed} | changes(self.train, PRESETS[self.preset])
             base = with_fields(base, {field: value for field, value in overridden.items() if field in known})
         return with_fields(base, fields)
 
@@ -187,6 +189,8 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     run = replace(PRESETS[preset], run="")
     default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
+    options = {word[2:].partition("=")[0].replace("-", "_").replace(".no_", ".") for word in argv if word[:2] == "--"}
+    config = replace(config, typed=tuple(sorted(options & config.flat.keys() - {"preset", "run"})))
     name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
     workers = max(1, config.train.workers[0])  # a trial's are its own throughout
     return replace(config, train=replace(config.train, run=name, num_workers=workers).located())

@@ -123,11 +123,13 @@ class Sweep:
 
     def _identity(self) -> dict[str, Any]:
         """Fields that identify a sweep; a different value is refused on resume."""
-        names = (each.name for each in dataclasses.fields(self.config) if each.name not in CHANGEABLE)
+        left_out = (*CHANGEABLE, "typed")  # which decides something only where presets are compared
+        names = (each.name for each in dataclasses.fields(self.config) if each.name not in left_out)
+        typed = {"typed": list(self.config.typed)} if "preset" in self.fields else {}
         run = flatten(to_json(self.config.train))
         # The store may move, but must be the same.
         fixed = {key: value for key, value in run.items() if changes_learning(key) and key != "data.store"}
-        return {name: getattr(self.config, name) for name in names} | fixed | self._store()
+        return {name: getattr(self.config, name) for name in names} | typed | fixed | self._store()
 
     def _store(self) -> dict[str, str]:
         """The fingerprint of the store that trials are trained on; empty where each may have another one."""

@@ -533,6 +533,25 @@ def test_a_stop_that_a_kill_kept_from_its_end_has_its_reason_again(here: Make) -
     assert record.known(trial, 5) == "STOP" and trial.reason == "asha stopped it at step 5"
 
 
+def test_every_preset_gets_what_was_typed_though_it_is_one_presets_own() -> None:
+    words = [
+        "preset=small-rec,demo-rec",
+        "--preset",
+        "small-rec",
+        "--data.corpus",
+        "text",
+        "--optim.lr=0.002",
+        "--run",
+        "x",
+    ]
+    config = read_command(words)
+    assert config.typed == ("data.corpus", "optim.lr")
+    for name in ("small-rec", "demo-rec"):
+        run = config.run_with({"preset": name})
+        assert (run.data.corpus, run.optim.lr) == ("text", 0.002)
+    assert config.run_with({"preset": "demo-rec"}).steps == PRESETS["demo-rec"].steps != config.train.steps
+
+
 def test_a_folder_of_something_else_is_refused(
     here: Make, make_config: Callable[..., PrepareConfig], text_folder: Path, tmp_path: Path
 ) -> None:
