@@ -221,10 +221,9 @@ def report(
         Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
-            of_first = (
-                evaluation.store_fingerprint == evaluations[0].store_fingerprint
-            )  # its tokens, which the unigram counts
-            reference = unigram if of_first else None
+            # The unigram counts the tokens of the first one's store.
+            alike = evaluation.store_fingerprint == evaluations[0].store_fingerprint
+            reference = unigram if alike else None
             print(
                 f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states, reference)}", flush=True
             )
