@@ -143,8 +143,7 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
     rows = len(named["embedding.weight"])
     ids = vocab_size - 1  # without begin-of-document
-    has_begin = values.get("begin_of_document_id") == ids
-    if ids == rows or (family.padded and not has_begin and ids < rows and rows in _paddings(ids)):
+    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
         document_token = values.get(family.document_token)
         for table in {"embedding.weight", "output.weight"} & named.keys():
             named[table] = _with_begin_of_document(named[table], ids, document_token)

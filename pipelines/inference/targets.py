@@ -138,7 +138,6 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
         trained = checkpoint.meta["config"]
         differences = differences_of(checkpoint, store, train, config)
         run = run_of(path)
-        mark = checkpoint.digest[:8] if run is None else find_run(path)[1]
         if config.checkpoint == "best" and not retention.best([checkpoint]):
             print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
@@ -164,7 +163,7 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
                 name=called,
                 checkpoint=checkpoint,
                 run=run,
-                mark=mark,
+                mark=mark_of(path, checkpoint, run),
                 store=store,
                 train=train,
                 model=model,
@@ -176,6 +175,11 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
             )
             targets.append(target)
     return targets
+
+
+def mark_of(path: str, checkpoint: Snapshot, run: RunFolder | None) -> str:
+    """As `EvaluationTarget` has it; empty where the run is named, and not one of its checkpoints."""
+    return checkpoint.digest[:8] if run is None else find_run(path)[1]
 
 
 def differences_of(

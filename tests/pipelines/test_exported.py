@@ -128,7 +128,7 @@ def test_every_command_of_a_run_takes_its_export(
     names = [path.name for path in reports.iterdir() if path.is_dir()]
     mark = compared.name.removeprefix("exported-vs-first-")
     tokens_of = f"tokens-exported-cleared-vs-exported-{mark}"
-    assert set(names) == {compared.name, tokens_of, "continuations-exported"}
+    assert set(names) == {compared.name, tokens_of, f"continuations-exported-{mark}"}
     embed.main([str(folder), "--store", str(store), "--output", "embedded"])
     export.main([str(folder), "--store", str(store), "--output", "again"])
     again = contents(tmp_path / "again")

@@ -14,6 +14,7 @@ import pytest
 
 from common.errors import UserError
 from pipelines import compare, evaluate
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker
 from studies import continuations, tokens
@@ -75,7 +76,8 @@ def test_a_lone_copy_of_a_checkpoint_is_reported_in_the_working_folder(
     monkeypatch.chdir(here)
     command.main([str(copy), *words])
     assert contents(tmp_path / "models") == before and os.listdir(tmp_path / "models") == ["kept"]
-    assert (here / "runs/reports" / name.format("run")).is_dir() and tracked[-1][1] == here / "runs"
+    marked = f"{name.format('run')}-{Checkpoint.open(copy).digest[:8]}"
+    assert (here / "runs/reports" / marked).is_dir() and tracked[-1][1] == here / "runs"
 
 
 @pytest.mark.parametrize(("command", "name", "words"), COMMANDS)
