@@ -51,7 +51,7 @@ def is_not(value: Any, kind: Any) -> str:
     """
     inside = get_args(kind)
     if get_origin(kind) is Literal:
-        return "" if value in inside else f"one of {', '.join(map(str, inside))}"
+        return "" if value in inside else _needed(kind)
     if get_origin(kind) is UnionType:
         fits = any(not is_not(value, one) for one in inside)
         return "" if fits else " or ".join(NAMES[one] for one in inside if one in NAMES)
@@ -60,7 +60,14 @@ def is_not(value: Any, kind: Any) -> str:
     if kind in (int, float):
         fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
         return "" if fits else NAMES[kind]
-    return "" if kind is Any or isinstance(value, kind) else NAMES.get(kind, f"a {kind.__name__}")
+    return "" if kind is Any or isinstance(value, kind) else _needed(kind)
+
+
+def _needed(kind: Any) -> str:
+    """A type, or a choice of values, in words."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return NAMES.get(kind, f"a {kind.__name__}")
 
 
 def _is_no_list(value: Any, inside: tuple[Any, ...]) -> str:
@@ -71,7 +78,4 @@ def _is_no_list(value: Any, inside: tuple[Any, ...]) -> str:
         each = inside[:1] * len(value) if isinstance(value, tuple) else ()
     if isinstance(value, tuple) and len(value) == len(each) and not any(map(is_not, value, each)):
         return ""
-    kind = inside[0]
-    choices = ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
-    one = f"one of {choices}" if choices else NAMES.get(kind, f"a {kind}")
-    return f"a list{'' if open_ended else f' of {len(inside)}'}, each {one}"
+    return f"a list{'' if open_ended else f' of {len(inside)}'}, each {_needed(inside[0])}"

@@ -312,6 +312,12 @@ class Place:
         return self.filesystem.get_file_info(self.path)
 
 
+def staged_for(name: str) -> str:
+    """The name that a file gets once it is written; empty where the file is not being written."""
+    found = _STAGED.search(name)
+    return name[: found.start()] if found else ""
+
+
 def sync(path: str | Path) -> None:
     """Make a local file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)

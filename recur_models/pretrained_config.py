@@ -103,9 +103,11 @@ class PretrainedConfig(ModelConfig):
             return model
         folder = folder_of(self.pretrained)
         sizes = sizes_of(self.family, folder)
-        if given := self.options_for(sizes):
+        given = self.options_for(sizes)
+        if given:
             raise ValueError(f"{folder} has other sizes than the model: give {given}, or 0, which takes its")
-        if given := self.options_for(self.needed_by(recurrence_of(self.family, folder))):
+        given = self.options_for(self.needed_by(recurrence_of(self.family, folder)))
+        if given:
             raise ValueError(f"{folder} has another recurrence than the model: give {given}")
         model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
         return model

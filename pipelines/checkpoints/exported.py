@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.files import digest
 from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
+from common.uris import is_local
 from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors, shapes_in
 
 if TYPE_CHECKING:  # commands look for a model before they need torch, which takes seconds to import
@@ -63,10 +64,10 @@ def is_exported(path: str | Path) -> bool:
 
 def model_type(path: str | Path) -> str:
     """The model_type in the config.json of a folder of this machine; empty where there is none."""
+    if not is_local(str(path)):
+        return ""
     try:
-        place = Place.parse(path)
-        text = Path(place.path, "config.json").read_text("utf-8") if place.is_local else "{}"
-        found = json.loads(text).get("model_type")
+        found = json.loads(Path(Place.parse(path).path, "config.json").read_text("utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
         return ""
     return found if isinstance(found, str) else ""

@@ -35,7 +35,7 @@ import torch
 from common.errors import UserError
 from common.files import digest
 from common.lock import LOCK
-from common.places import TEMPORARY, Place
+from common.places import Place, staged_for
 from data_prep.plan import group_by_bytes
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
@@ -46,8 +46,7 @@ PART_TOKENS = 1 << 19
 """A part is closed when its documents have so many tokens: what a killed command may have to read again."""
 MADE_OF = b"throughline"
 """Key of the fingerprint in a part's schema."""
-STAGED = re.compile(rf"(part-\d{{5}}\.arrow|_embeddings\.json)\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}")
-"""Names of files that are being written (common/places.py)."""
+PART = re.compile(r"part-\d{5}\.arrow")
 LAST = "_embeddings.json"  # readers of a folder of Arrow files pass over names that begin so
 
 
@@ -169,9 +168,10 @@ class Embeddings:
         there = set[str]()
         staged = []
         for file in self.output.list():
-            if STAGED.fullmatch(file.name):
+            becomes = staged_for(file.name)
+            if PART.fullmatch(becomes) or becomes == LAST:
                 staged.append(file.place)
-            elif re.fullmatch(r"part-\d{5}\.arrow", file.name):
+            elif PART.fullmatch(file.name):
                 self._check_is_ours(file.place)
                 there.add(file.name)
             elif file.name not in (LAST, LOCK):

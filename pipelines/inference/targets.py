@@ -138,6 +138,7 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
         trained = checkpoint.meta["config"]
         differences = differences_of(checkpoint, store, train, config)
         run = run_of(path)
+        mark = mark_of(path, checkpoint, run)
         if config.checkpoint == "best" and not retention.best([checkpoint]):
             print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
         lanes = config.lanes or trained["data"]["lanes"]
@@ -163,7 +164,7 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
                 name=called,
                 checkpoint=checkpoint,
                 run=run,
-                mark=mark_of(path, checkpoint, run),
+                mark=mark,
                 store=store,
                 train=train,
                 model=model,

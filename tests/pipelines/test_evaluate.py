@@ -113,7 +113,8 @@ def test_bfloat16_is_near_float32_and_has_a_report_and_metrics_of_its_own(
         logged = read_records(run / "metrics.jsonl")[-1].metrics
         found |= {name: value for name, value in logged.items() if name.endswith("/bits_per_byte")}
     assert "step 10, in bfloat16, on" in capsys.readouterr().out
-    single, half = found["whole_test/bits_per_byte"], found["whole_test_precision_bfloat16/bits_per_byte"]
+    single = found["whole_test/bits_per_byte"]
+    half = found["whole_test_precision_bfloat16/bits_per_byte"]
     assert half != single and half == pytest.approx(single, rel=1e-2)
     assert (tmp_path / "runs/reports/rec-bfloat16/report.json").exists()
     config = json.loads((run / "config.json").read_text())
