@@ -256,6 +256,9 @@ def _standing(
                 )
             tidy_split(folder)  # a preparation was killed after its last write
             finished[split] = made
+            _, titles = plans[split].scan.documents.names_of(range(len(store.documents)))
+            if store.documents.texts("title") != titles:
+                sentences.append(f"{folder} keeps the titles it was prepared with; --overwrite replaces them")
             continue
         if made.tokenizer.fingerprint != tokenizer.fingerprint:
             raise StoreError(

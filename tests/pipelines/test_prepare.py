@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from data_prep import sharding
+from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
 from data_prep.documents import SPLITS, CorpusError
 from data_prep.manifest import StoreError
@@ -198,6 +199,23 @@ def test_a_changed_document_is_noticed(make_config, text_folder: Path) -> None:
     (text_folder / "test" / "doc0.txt").write_text("other words")
     with pytest.raises(StoreError, match=r"text/test was prepared with another text \(1 documents, now 1\)"):
         prepare(make_config())
+
+
+def test_titles_that_changed_are_named(make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "stories.jsonl"
+    file.write_text(json.dumps({"text": "Once upon a time.", "called": "A story", "also": "Another name"}))
+    corpus = JsonLines(source=str(file), title_field="called")
+    made = make_config(corpus=corpus, splits=("train",))
+    prepare(made)
+    prepare(made)
+    warning = "jsonl/train keeps the titles it was prepared with; --overwrite replaces them"
+    assert warning not in capsys.readouterr().out
+    named_anew = replace(made, corpus=replace(corpus, title_field="also"))
+    prepare(named_anew)
+    assert warning in capsys.readouterr().out
+    prepare(replace(named_anew, overwrite=True))
+    assert warning not in capsys.readouterr().out
+    assert SegmentStore.open(made.folder / "train").documents.texts("title") == ["Another name"]
 
 
 def test_one_tokenizer_to_a_store(make_config) -> None:
