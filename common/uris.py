@@ -25,6 +25,8 @@ _PASSING = re.compile(
     r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
 )
 """Errors of a bucket that may pass: opening it asks for its region."""
+_OF_BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
+"""Schemes of URIs that begin with a bucket or container."""
 
 
 class PlaceError(UserError):
@@ -50,12 +52,18 @@ def parse_uri(text: str) -> tuple[str, str]:
     if "#" in text or (uri.scheme == "file" and "?" in text):  # not shown: half of a secret may stand before it
         raise PlaceError(f"the URI {uri.scheme}://… would be cut short at a sign in it: write %23 for # and %3F for ?")
     if uri.scheme == "file":
+        if uri.netloc not in ("", "localhost"):
+            raise PlaceError(
+                f"{text} names the machine {uri.netloc!r}, not a folder: write file:///whole/path, or the path alone"
+            )
         return "", os.path.abspath(urllib.parse.unquote(uri.path))
     if re.search(r"""['"\s]""", uri.netloc):
         raise PlaceError(
             f"the URI {uri.scheme}://… has a quote or a blank in a key or password: write %27 for ', %22 for \" and %20 for a "
             "blank, or give it in the environment"
         )
+    if uri.scheme in _OF_BUCKETS and not uri.netloc.rpartition("@")[2]:
+        raise PlaceError(f"the URI {uri.scheme}://… names no bucket: write {uri.scheme}://bucket/folder")
     bare = text.partition("?")[0]
     if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:
         raise PlaceError(

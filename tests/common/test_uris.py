@@ -38,3 +38,17 @@ def test_a_uri_that_nothing_opens_is_refused_without_its_credentials(uri: str):
 def test_a_uri_of_which_a_part_would_be_dropped_is_refused(uri: str):
     with pytest.raises(PlaceError, match=r"write %23 for # and %3F for \?"):
         parse_uri(uri)
+
+
+@pytest.mark.parametrize("uri", ["file://my_books", "file://runs/store", "file://~/x"])
+def test_a_file_uri_with_a_folder_in_place_of_a_machine_is_refused(uri: str):
+    with pytest.raises(PlaceError, match="not a folder: write file:///whole/path, or the path alone"):
+        parse_uri(uri)
+    assert parse_uri("file://localhost/a/b") == parse_uri("file:///a/b") == ("", "/a/b")
+
+
+@pytest.mark.parametrize("uri", ["s3://", "s3:///books/x", "gs:///x", "abfs://", "s3://KEY:secret@/x"])
+def test_a_uri_without_a_bucket_is_refused(uri: str):
+    with pytest.raises(PlaceError, match="names no bucket: write ") as caught:
+        parse_uri(uri)
+    assert "secret" not in str(caught.value)
