@@ -290,6 +290,8 @@ class Place:
         except OSError as error:
             if isinstance(error, FileNotFoundError) or (error.errno is None and not self.exists()):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
+            if error.errno is None and self.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown) from None
             raise
 
     def _kind(self) -> pyarrow.fs.FileType:

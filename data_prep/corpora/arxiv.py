@@ -61,7 +61,9 @@ from data_prep.packing import HEAD, packing_of
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)
 PACKED_BULK = re.compile(r"arXiv_src_\w+\.(tar\.\w+|tgz)", re.IGNORECASE)
 PACKED = re.compile(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.tgz$", re.IGNORECASE)
-"""Endings of a paper that is a packed file of its own."""
+"""Endings of a packed file."""
+FILE = re.compile(rf"({PACKED.pattern}|\.(tar|tex|pdf))$", re.IGNORECASE)
+"""Endings of a paper that is a file of its own, and called by its id."""
 ID = re.compile(
     r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
 )
@@ -165,7 +167,7 @@ class Arxiv:
                 )
             if is_hidden(top):
                 continue
-            if _is_bulk(file) or file.place == root or (not below and PACKED.search(file.name)):
+            if _is_bulk(file) or file.place == root or (not below and _is_single(file.name)):
                 packed.append(file)
             elif below:
                 folders.setdefault(top, []).append(file)
@@ -262,9 +264,15 @@ def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
 
 
 def _is_bulk(file: Listed) -> bool:
-    """Whether a file is an archive of papers: a .tar, where it is not in a paper's folder."""
+    """Whether a file is an archive of papers: a .tar, where it is not in a paper's folder, nor called by a paper's id."""
     name = file.place.name
-    return bool(BULK.fullmatch(name)) or ("/" not in file.name and name.lower().endswith(".tar"))
+    plain = "/" not in file.name and name.lower().endswith(".tar") and not ID.fullmatch(FILE.sub("", name))
+    return bool(BULK.fullmatch(name)) or plain
+
+
+def _is_single(name: str) -> bool:
+    """Whether a file at the top is a paper: packed, or called by the paper's id as a download is."""
+    return bool(PACKED.search(name) or ID.fullmatch(FILE.sub("", name)))
 
 
 def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
@@ -317,8 +325,8 @@ def _reason(member: Any, base: str) -> str | None:
 
 
 def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
-    """A paper that is a packed file of its own."""
-    id = canonical(PACKED.sub("", file.place.name))
+    """A paper that is a file of its own."""
+    id = canonical(FILE.sub("", file.place.name))
     if wanted is not None and id not in wanted:
         return [], set()
     return [Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")], {id}

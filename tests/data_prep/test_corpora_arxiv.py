@@ -90,6 +90,29 @@ def test_ids(written: str, id: str) -> None:
     assert canonical(written) == id
 
 
+def test_papers_that_are_files_called_by_their_ids(tmp_path: Path) -> None:
+    paper = MAIN % b"x"
+    files = {
+        "2101.00001": gzip.compress(paper),
+        "2101.00002v2": packed({"m.tex": paper}),
+        "2101.00003.tar": tar({"m.tex": paper, "intro.tex": b"intro"}),
+        "2101.00004.tex": paper,
+        "2101.00005.pdf": b"%PDF-1.4",
+        "math0309136.gz": gzip.compress(paper),
+        "README.md": b"no paper",
+        "arxiv.json": b"{}",
+    }
+    texts, skipped = read_all(Arxiv(source=str(put(tmp_path / "papers", files))))
+    assert set(texts) == {"2101.00001", "2101.00002", "2101.00003", "2101.00004", "math0309136"}
+    assert skipped == {"PDF only": 1}
+    assert "intro" in str(texts["2101.00003"])
+    assert set(read_all(Arxiv(source=str(tmp_path / "papers" / "2101.00003.tar")))[0]) == {"2101.00003"}
+    put(tmp_path, {"ids": "2101.00001\n"})
+    assert set(read_all(Arxiv(source=str(tmp_path / "papers"), ids=str(tmp_path / "ids")))[0]) == {"2101.00001"}
+    with pytest.raises(IsADirectoryError):
+        Arxiv(source=str(tmp_path / "papers"), ids=str(tmp_path)).sources("train")
+
+
 def test_a_list_or_a_subject_restricts(tmp_path: Path) -> None:
     names = ("2101.00001", "2101.00002", "2101.00003", "math0309136")
     members: dict[str, bytes | tarfile.TarInfo] = {f"2101/{name}.gz": gzip.compress(MAIN % b"x") for name in names}
