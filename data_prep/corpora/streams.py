@@ -106,13 +106,12 @@ def split_named(name: str) -> str | None:
 def split_folders(root: Place) -> dict[str, str]:
     """The splits of the folders that bear the name of one: train, validation, test.
 
-    Beside one of these, training, valid, val and dev are such names too. Empty where there is no such folder.
+    Beside one of another split, training, valid, val and dev are such names too: alone one may hold anything. Empty where there
+    is no such folder.
     """
-    folders = [listed.name for listed in root.list() if listed.is_dir]
-    if not any(name in SPLITS for name in folders):
-        return {}
     names = {**_NAMED, **{name: name for name in SPLITS}}
-    return {name: names[name] for name in folders if name in names}
+    found = {listed.name: names[listed.name] for listed in root.list() if listed.is_dir and listed.name in names}
+    return found if len(set(found.values())) > 1 or not found.keys().isdisjoint(SPLITS) else {}
 
 
 def is_link(place: Place) -> bool:

@@ -1,7 +1,8 @@
 """Any folder of text: a document is a file that matches a pattern, found recursively, named by its path in the folder. Links to
 files and folders are followed.
 
-Sub-folders train, validation (also valid, val, dev) and test are the splits; a file beside them is left out, and counted. Without
+Sub-folders train, validation and test are the splits (beside another one training, valid, val and dev too); a file beside them is
+left out, and counted. Without
 them a document's split follows from a hash of its name. Hidden files, and those in hidden folders such as `.ipynb_checkpoints`,
 are left out, and counted.
 

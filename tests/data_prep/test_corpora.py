@@ -132,6 +132,12 @@ def test_hidden_files_are_no_documents(tmp_path: Path, books: Path) -> None:
     assert set(read_all(Pg19(source=str(books)))[0]) == {"99", "1001", "7", "8"}
 
 
+def test_other_names_of_two_splits(tmp_path: Path) -> None:
+    put(tmp_path, {"training/a.txt": "a", "val/b.txt": "b"})
+    corpus = Text(source=str(tmp_path))
+    assert [ids(corpus, split) for split in ("train", "validation")] == [["training/a.txt"], ["val/b.txt"]]
+
+
 @pytest.mark.parametrize("name", ["valid", "val", "dev"])
 def test_other_names_of_validation(tmp_path: Path, books: Path, name: str) -> None:
     put(tmp_path / "text", {"train/a.txt": "a", f"{name}/b.txt": "b"})
