@@ -29,6 +29,7 @@ class SymbolsTokenizer:
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = tuple(symbols)
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        self._target_ids = {**self._ids, NOTHING: IGNORE}
         wrong = next((symbol for symbol in self.symbols if symbol.split() != [symbol] or symbol == NOTHING), None)
         if wrong is not None:
             raise TokenizerError(
@@ -47,7 +48,7 @@ class SymbolsTokenizer:
 
     def encode_targets(self, targets: str) -> np.ndarray:
         """int32 [tokens]. -1 where nothing is predicted. Raises TokenizerError naming what is no symbol."""
-        return _look_up({**self._ids, NOTHING: IGNORE}, targets, np.dtype(np.int32))
+        return _look_up(self._target_ids, targets, np.dtype(np.int32))
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
         return " ".join(self.symbols[i] for i in np.asarray(ids, dtype=np.int64).tolist() if i < len(self.symbols))
