@@ -219,7 +219,8 @@ class JsonLines:
                     record = _record(line.data, where, number, line.offset)
                     id, title = self._names(record, id, where, number)
                     if id in seen and not (self.thread_field and id == before):
-                        remedy = "sort the lines by their threads" if self.thread_field else "give another --id-field"
+                        threads = "sort the lines by their threads, and keep each thread in one file"
+                        remedy = threads if self.thread_field else "give another --id-field"
                         raise CorpusError(f"{where} line {number} has the id {id!r} of an earlier line: {remedy}")
                     seen.add(id)
                     before = id
