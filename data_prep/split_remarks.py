@@ -1,4 +1,4 @@
-"""Remarks on the scanned splits of a corpus: why one has no document, and which share texts.
+"""Checks of a corpus and its scanned splits, and remarks on them: why one has no document, and which share texts.
 
 empty_split(corpus, scans["test"])        # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
 shared_texts(scans)                       # ["3 of 40 documents of validation stand in train too, byte for byte: …"]
@@ -6,15 +6,32 @@ shared_texts(scans)                       # ["3 of 40 documents of validation st
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from common.places import Place
 from data_prep.corpora.tasks import Task
-from data_prep.documents import Corpus, SplitsByHash
+from data_prep.documents import Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
 from data_prep.plan import SplitScan
+from data_prep.sources import reread
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded
+
+
+def check_outside(corpus: Corpus, folder: Place) -> None:
+    """Raises StoreError where a corpus's folder in a store lies in the folder of its texts, with which it would be read."""
+    source = getattr(corpus, "source", "")
+    root = Place.parse(source) if source else folder
+    if not (root.is_local and folder.is_local):
+        return
+    around = Path(os.path.realpath(root.path))
+    if around in Path(os.path.realpath(folder.path)).parents:
+        raise StoreError(f"{folder} lies in {root}, and would be read as a part of it: give --store another place")
 
 
 def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> None:
@@ -30,6 +47,20 @@ def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> N
     if len(empty) == len(scans):
         what = f"{corpus.name} holds {_without_text(scans)}"
         raise StoreError(f"{what}: give another --source, or ask for documents")
+
+
+def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
+    """Encode every document, where the tokenizer's vocabulary may not cover them: before their splits are replaced.
+
+    Raises CorpusError naming the first document that it cannot encode.
+    """
+    if isinstance(tokenizer, SymbolsTokenizer) or folded(tokenizer) is not None:
+        return
+    for scan in scans:
+        every = range(len(scan.documents))
+        for document in reread(scan.corpus, scan.documents.sources_of(every), scan.documents.group.xxh3.tolist()):
+            with naming(document):
+                tokenizer.encode(document.text)
 
 
 def empty_split(corpus: Corpus, scan: SplitScan) -> str:
@@ -49,6 +80,17 @@ def _without_text(scans: Sequence[SplitScan]) -> str:
         skipped.update(scan.skipped)
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(skipped.items()))
     return "no document with text" + (f" (skipped {reasons})" if reasons else "")
+
+
+def difference_of_standing(store: SegmentStore, scans: Mapping[str, SplitScan]) -> str:
+    """In what a split that stays in a store does not go with newly scanned ones, in words; "" where it does."""
+    texts = np.array([int(digest, 16) for digest in store.documents.texts("xxh3")], np.uint64)
+    shared = {split: int(np.isin(scan.documents.group.xxh3, texts).sum()) for split, scan in scans.items()}
+    both = " and ".join(f"{count:,} of {split}" for split, count in shared.items() if count)
+    if both:
+        return f"it holds texts that stand in other splits too ({both})"
+    options = store.manifest.inputs["corpus"]["options"]
+    return "with other corpus options" if any(scan.corpus.options() != options for scan in scans.values()) else ""
 
 
 def shared_texts(scans: Mapping[str, SplitScan]) -> list[str]:

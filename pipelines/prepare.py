@@ -28,6 +28,7 @@ from common.credentials import without_credentials
 from common.errors import UserError, nearest
 from common.lock import file_lock
 from common.places import Place
+from data_prep import split_remarks
 from data_prep.corpora import CORPORA
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
@@ -35,7 +36,6 @@ from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
-from data_prep.split_remarks import check_documents, empty_split, shared_texts
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
@@ -128,6 +128,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
     Raises UserError (CorpusError, TokenizerError, StoreError) or OSError, before anything is written where that is possible.
     """
     asked = asked_tokenizer(config)
+    split_remarks.check_outside(config.corpus, config.place)
     with file_lock(config.place, "another preparation"):
         return _prepare(config, asked)
 
@@ -169,17 +170,20 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         scans = scan_splits(corpus, sources, workers, done)
     empty = [split for split in splits if not scans[split].documents]
     splits = [split for split in splits if split not in empty]
-    check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
+    split_remarks.check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
     for split in empty:
-        console.print(f"{split}: {empty_split(corpus, scans[split])}")
+        console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
 
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     manifests, warnings = _standing(config, plans, tokenizer, empty)
-    for sentence in warnings + shared_texts(scans):
+    for sentence in warnings + split_remarks.shared_texts(scans):
         console.print(f"warning: {sentence}")
+    chat_remarks = about_chat(tokenizer, config.tokenizer)
+    if config.overwrite:
+        split_remarks.check_encodes(tokenizer, [planned.scan for planned in plans.values()])
     for split in (*plans, *empty):
         if config.overwrite or split in empty:
             discard_split(config.place / split, unfinished=split in empty)
@@ -194,7 +198,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
     remove_temporary(config.place / "tokenizer")
     manifests = {split: manifests[split] for split in splits}
     _summary(console, config.place, manifests, size, time.perf_counter() - start)
-    for sentence in about_chat(tokenizer, config.tokenizer):
+    for sentence in chat_remarks:
         console.print(sentence)
     if isinstance(corpus, Remarks):
         for split in splits:
@@ -265,13 +269,9 @@ def _standing(
                 f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), but a store has only one: "
                 "prepare all splits with --overwrite, or give another --store"
             )
-        texts = np.array([int(digest, 16) for digest in store.documents.texts("xxh3")], np.uint64)
-        shared = {name: int(np.isin(plan.scan.documents.group.xxh3, texts).sum()) for name, plan in plans.items()}
-        both = " and ".join(f"{count:,} of {name}" for name, count in shared.items() if count)
-        if both or made.inputs["corpus"]["options"] != config.corpus.options():
-            what = f"it holds texts that stand in other splits too ({both})" if both else "with other corpus options"
+        if unlike := split_remarks.difference_of_standing(store, {name: plan.scan for name, plan in plans.items()}):
             sentences.append(
-                f"{folder} stays as it was prepared before, {what}: prepare all splits together, with --overwrite"
+                f"{folder} stays as it was prepared before, {unlike}: prepare all splits together, with --overwrite"
             )
     return finished, sentences
 
@@ -315,10 +315,12 @@ def _summary(console: Console, place: Place, manifests: dict[str, Manifest], siz
         if without:
             console.print(f"{split}: {without:,} documents without tokens, left out of training and evaluation")
     info = next(iter(manifests.values())).tokenizer
-    lossless = "lossless in samples" if info.lossless else "not lossless"
-    console.print(f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document, {lossless}")
+    lossless = all(manifest.tokenizer.lossless for manifest in manifests.values())
+    console.print(
+        f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document" + ", lossless in samples" * lossless
+    )
     console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
-    if not all(manifest.tokenizer.lossless for manifest in manifests.values()):
+    if not lossless:
         console.print(f"warning: tokenizer {info.name} is not lossless: some text does not survive a round trip")
 
 

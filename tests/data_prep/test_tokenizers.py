@@ -39,6 +39,7 @@ from pipelines.prepare import prepare
 from pipelines.terminal.output import lines
 from pipelines.training.scoring import score_of
 from tests.shared_data import need
+from tests.small_corpus import contents
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
 
@@ -271,6 +272,18 @@ def test_a_document_that_cannot_be_encoded_is_named(make_config, text_folder: Pa
     documents = [Document("train/doc3.txt", "", "e2e4 Nf6 e7e5")]
     with pytest.raises(CorpusError, match=reason):
         study([HuggingFaceTokenizer(path.read_bytes(), str(path))], documents)
+
+
+def test_a_split_is_replaced_only_once_its_documents_can_be_encoded(
+    make_config, text_folder: Path, tmp_path: Path
+) -> None:
+    prepare(make_config())
+    before = contents(make_config().folder)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(moves_tokenizer().to_str())
+    with pytest.raises(CorpusError, match="has no token for"):
+        prepare(make_config(tokenizer=str(path), overwrite=True))
+    assert contents(make_config().folder) == before
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])

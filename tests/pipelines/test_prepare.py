@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
 from data_prep import sharding
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
@@ -105,6 +106,7 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 KILLED = """
 import os, signal, sys, time
+from common.errors import UserError
 from data_prep import sharding
 from pipelines.prepare import main
 commit, count = sharding.commit_part, 0
@@ -216,6 +218,26 @@ def test_titles_that_changed_are_named(make_config, tmp_path: Path, capsys: pyte
     prepare(replace(named_anew, overwrite=True))
     assert warning not in capsys.readouterr().out
     assert SegmentStore.open(made.folder / "train").documents.texts("title") == ["Another name"]
+
+
+def test_a_store_among_its_texts_is_refused(make_config, text_folder: Path) -> None:
+    with pytest.raises(
+        StoreError, match=r"runs/store/text lies in .*, and would be read as a part of it: give --store"
+    ):
+        prepare(make_config(store=str(text_folder / "runs" / "store")))
+    assert not (text_folder / "runs").exists()
+
+
+def test_a_damaged_chat_template_is_refused_before_anything_is_written(make_config, tmp_path: Path) -> None:
+    trained = prepare(make_config(tokenizer="sentencepiece-bpe:400"))
+    assert trained["train"].tokenizer.vocab_size == 401
+    (tmp_path / "model").mkdir()
+    (make_config().folder / "tokenizer" / "tokenizer.model").rename(tmp_path / "model" / "spm.model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{")
+    other = make_config(tokenizer=str(tmp_path / "model" / "spm.model"), store=str(tmp_path / "other"))
+    with pytest.raises(UserError, match=r"tokenizer_config\.json is not JSON"):
+        prepare(other)
+    assert not list(Path(other.store).rglob("*.arrow"))
 
 
 def test_one_tokenizer_to_a_store(make_config) -> None:
