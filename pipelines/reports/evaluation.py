@@ -194,7 +194,7 @@ def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
     """Cost and result of each evaluation on one split: word perplexity if it is known, else perplexity per token of one text."""
     scores = [e.carried for e in evaluations]
     by_word = all(math.isfinite(score.word_perplexity) for score in scores)
-    values = [score.word_perplexity if by_word else 2**score.bits_per_token for score in scores]
+    values = [score.word_perplexity if by_word else score.perplexity for score in scores]
     spots = [
         Spot(e.name, e.model, e.windows, e.flops_per_token, value)
         for e, value in zip(evaluations, values, strict=True)

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 
 from pipelines.reports.files import COLOURS, briefly, save_figure
 from pipelines.tracking.metrics import about
+from pipelines.tracking.score import perplexity
 
 NAMED = 40
 """With more spots than this none is named."""
@@ -40,7 +41,9 @@ class Spot:
 def perplexity_of(metric: str, value: float) -> tuple[str, float]:
     """A metric of METRICS as the papers plot it: bits per token as perplexity, any other as it is; in words, and its value."""
     words = about(metric)
-    return (words.replace("bits", "perplexity"), 2**value) if metric.endswith("bits_per_token") else (words, value)
+    if not metric.endswith("bits_per_token"):
+        return words, value
+    return words.replace("bits", "perplexity"), perplexity(value)
 
 
 def pareto(spots: Sequence[Spot]) -> list[Spot]:

@@ -4,7 +4,7 @@ The console, the comparison of runs, sweeps and their charts, and `pipelines.eva
 what it means, docs/mlflow.md says. One more metric of a validation is one more entry:
 
     METRICS["validation/perplexity"] = Metric(
-        "validation/perplexity", "perplexity per token", "perplexity", better="lower", of=lambda score: 2**score.bits_per_token
+        "validation/perplexity", "perplexity per token", "perplexity", better="lower", of=lambda score: score.perplexity
     )
 """
 

@@ -11,6 +11,14 @@ import numpy as np
 
 from pipelines.tracking.chance import Difference, paired
 
+MOST_BITS = 1000.0
+"""Bits per token from which on a perplexity stays the same: of a model that diverged it would be no number."""
+
+
+def perplexity(bits_per_token: float) -> float:
+    """2 to the bits per token."""
+    return 2.0 ** min(bits_per_token, MOST_BITS)
+
 
 @dataclass(frozen=True)
 class Score:
@@ -47,6 +55,11 @@ class Score:
     @property
     def bits_per_token(self) -> float:
         return self.nats / math.log(2) / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Per token."""
+        return perplexity(self.bits_per_token)
 
     @property
     def error_rate(self) -> float:

@@ -287,7 +287,7 @@ def metric_of(column: Column, training: Training, evaluation: Evaluation) -> flo
     values: dict[Metric, float | None] = {
         "bits_per_token": score.bits_per_token,
         "bits_per_byte": score.bits_per_byte,
-        "perplexity": 2**score.bits_per_token,
+        "perplexity": score.perplexity,
         "word_perplexity": evaluation.published_word_perplexity if published else score.word_perplexity,
         "error_percent": 100 * score.error_rate,
         "flops_without_output": (evaluation.flops_per_token or math.nan) - output,

@@ -30,6 +30,7 @@ def test_the_frontier_is_what_nothing_beats(tmp_path: Path) -> None:
 
 def test_bits_per_token_are_shown_as_perplexity() -> None:
     assert perplexity_of("validation/bits_per_token", 3.0) == ("validation perplexity per token", 8.0)
+    assert perplexity_of("validation/bits_per_token", 1e6)[1] == 2.0**1000  # of a model that diverged
     assert perplexity_of("validation/error_rate", 0.25) == ("validation errors per label", 0.25)
 
 
