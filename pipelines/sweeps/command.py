@@ -17,11 +17,10 @@ from common.checks import check_fields
 from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
-from data_prep.store import SegmentStore
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS, catalogue
-from pipelines.sweeps.values import check_values, splits
+from pipelines.sweeps.values import check_values
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
 from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
@@ -244,7 +243,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(
                 f"the space varies steps, which --equalize {config.equalize} chooses for each trial: add --equalize steps"
             )
-    check_values(config.space, config.metric, config.run_with, domains)
+    check_values(config.space, config.metric, config.run_with, domains, config.own_values(fields(domains)))
     if config.populates:
         fixed = [name for name in fields(domains) if name not in PERTURBABLE]
         if fixed:
@@ -295,9 +294,6 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
                 "resumes exactly only if it decides from them alone"
             )
-    if "data.store" not in fields(domains):
-        stores = [SegmentStore.open(run.data.store, run.data.corpus, split) for split in splits(run)]
-        check_metric(config, stores[0])
 
 
 def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
@@ -307,21 +303,3 @@ def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
     meant = [name for name in (config.preset.replace(own, other) for other in named) if name in PRESETS]
     example = f"preset={','.join(meant)}" if len(meant) > 1 else "preset=small-rec,small-slide"
     return f"another model has other fields, which its presets set: vary preset, as in {example}"
-
-
-def check_metric(config: SweepConfig, store: SegmentStore) -> None:
-    """Raises UserError for a metric that is never logged of this preset on this store."""
-    metric = config.metric
-    corpus = config.train.data.corpus
-    why = ""
-    if metric.endswith("error_rate") and not store.labelled:
-        why = f"{corpus} does not label its tokens"
-    if metric.endswith("bits_per_byte") and store.labelled:
-        why = f"{corpus} labels its tokens, and labels have no bytes"
-    if metric.endswith("states_cleared"):
-        from pipelines.training.scoring import carries_states  # imports torch: seconds
-
-        if not carries_states(config.train.model, store.manifest.tokenizer.vocab_size):
-            why = f"{config.preset} has no recurrent states"
-    if why:
-        raise UserError(f"{why}, so that {metric} is never logged: choose another --metric")

@@ -1,12 +1,13 @@
 """Whether the values of a space make runs: a value that its option would refuse is refused before a sweep begins.
 
-check_values(config.space, config.metric, config.run_with, domains)
+check_values(config.space, config.metric, config.run_with, domains, config.own_values(fields(domains)))
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -18,17 +19,22 @@ from pipelines.terminal import cli
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
 MOST_COMBINATIONS = 1000
-"""How many combinations with other values are tried before a value that does not fit the preset counts as one that fits."""
+"""How many combinations with other values are tried before a value is tried beside the preset's own alone."""
 
 
-def check_values(space: str, metric: str, run_with: RunWith, domains: Mapping[str, Any]) -> None:
-    """Raise UserError for a listed value or an end of a range that no trial could be trained with, and StoreError for a split that
-    one would miss.
+def check_values(
+    space: str, metric: str, run_with: RunWith, domains: Mapping[str, Any], own: Mapping[str, Any] | None
+) -> None:
+    """Raise UserError for a listed value or an end of a range that no trial could be trained with, or whose metric would never be
+    logged; and StoreError for a split that one would miss.
 
     Args:
         run_with: the sweep's run with values in some fields; it raises ValueError where they do not fit together.
+        own: the values of the trial that is the preset itself; None where there is no such trial.
     """
-    from tune_spaces.drawing import expand, listed_or_ends  # imports Ray Tune: seconds
+    from ray.tune.search.sample import Categorical  # seconds, as below
+
+    from tune_spaces.drawing import expand, listed_or_ends
 
     def check(values: Mapping[str, Any]) -> TrainConfig:
         run = run_with(values)
@@ -41,31 +47,51 @@ def check_values(space: str, metric: str, run_with: RunWith, domains: Mapping[st
     runs = []
     for key, values in known.items():
         others = {other: theirs for other, theirs in known.items() if other != key and theirs}
+        listed = bool(others) and all(isinstance(domains[other], Categorical) for other in domains if other != key)
+        every = math.prod(map(len, others.values()))
         for value in values:
             combinations = islice(product(*others.values()), MOST_COMBINATIONS if others else 0)
             beside = (expand({key: value, **dict(zip(others, some, strict=True))}) for some in combinations)
+            alone = [] if listed and every <= MOST_COMBINATIONS else [expand({key: value})]
             try:
-                runs.append(_first_fitting(check, expand({key: value}), beside))
+                runs.append(_first_fitting(check, [*beside, *alone]))
             except ValueError as error:
                 told = ", ".join(f"{name} {one}" for name, one in expand({key: value}).items())
                 raise UserError(f"the space {space} cannot be searched with {told}: {error}") from None
-    read = {(run.data.store, run.data.corpus, split): run for run in runs for split in splits(run)}
-    for place in read:
-        SegmentStore.open(*place)
+    if own is not None or not runs:
+        runs.append(check(own or {}))
+    stores: dict[tuple[str, str, str], SegmentStore] = {}
+    for run in runs:
+        for split in splits(run):
+            place = run.data.store, run.data.corpus, split
+            if place not in stores:
+                stores[place] = SegmentStore.open(*place)
+            check_metric(metric, run, stores[place])
 
 
-def _first_fitting(check: RunWith, alone: Mapping[str, Any], beside: Iterable[Mapping[str, Any]]) -> TrainConfig:
-    """The run with these values and the preset's others, or else the first that fits with others of the space ``beside`` them.
+def _first_fitting(check: RunWith, candidates: Sequence[Mapping[str, Any]]) -> TrainConfig:
+    """The run with the first of these values that fit together. Raises ValueError, as the first ones do, where none do."""
+    for values in candidates:
+        with contextlib.suppress(ValueError):
+            return check(values)
+    return check(candidates[0])
 
-    Raises ValueError, as the first one does, where none fits.
-    """
-    try:
-        return check(alone)
-    except ValueError:
-        for values in beside:
-            with contextlib.suppress(ValueError):
-                return check(values)
-        raise
+
+def check_metric(metric: str, run: TrainConfig, store: SegmentStore) -> None:
+    """Raises UserError for a metric that is never logged of a run on this store."""
+    corpus = run.data.corpus
+    why = ""
+    if metric.endswith("error_rate") and not store.labelled:
+        why = f"{corpus} does not label its tokens"
+    if metric.endswith("bits_per_byte") and store.labelled:
+        why = f"{corpus} labels its tokens, and labels have no bytes"
+    if metric.endswith("states_cleared"):
+        from pipelines.training.scoring import carries_states  # imports torch: seconds
+
+        if not carries_states(run.model, store.manifest.tokenizer.vocab_size):
+            why = f"the model {run.model.name} has no recurrent states"
+    if why:
+        raise UserError(f"{why}, so that {metric} is never logged: choose another --metric")
 
 
 def splits(run: TrainConfig) -> list[str]:

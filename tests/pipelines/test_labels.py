@@ -251,7 +251,7 @@ def test_a_sweep_is_told_at_once_that_a_metric_is_never_logged(task: PrepareConf
         "task labels its tokens, and labels have no bytes, " + never.format("bits_per_byte")
     )
     assert problem("small-slide", cleared, task.store, "task") == (
-        "small-slide has no recurrent states, " + never.format(cleared)
+        "the model slide has no recurrent states, " + never.format(cleared)
     )
     for preset in ("small-rec", "tiny-walk-lstm", "tiny-walk-staircase", "tiny-walk-memorizing"):
         assert not problem(preset, cleared, task.store, "task") and not problem(preset, cleared, text_store, "text")
