@@ -105,7 +105,9 @@ class QueueSearcher(NotKept, TuneSearcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         trial = self._sweep.trials[self._names[trial_id]]
-        self._searcher.complete(trial.id, trial.tokens, trial.last.value if trial.last else None)
+        failed = error or (result or {}).get("outcome") == "failed"
+        value = trial.last.value if trial.last and not failed else None
+        self._searcher.complete(trial.id, trial.tokens, value)
 
     def on_pause(self, trial_id: str) -> None:
         self._searcher.pause(self._names[trial_id])

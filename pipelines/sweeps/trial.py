@@ -86,6 +86,9 @@ class TrialActor(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """A metric that is known, or train up to the next one or the end. Raises what has ended a rank, unless a user's error."""
+        return {"trial": self.trial_name, **self._next()}
+
+    def _next(self) -> dict[str, Any]:
         if self._known:
             step, value = self._known.popleft()
             self._step = step
@@ -114,7 +117,7 @@ class TrialActor(tune.Trainable):
         tokens = step * self._run.tokens_per_step
         rungs = tokens / self._sweep.config.least
         named = {self._metric: value, METRIC: value}
-        return {"trial": self.trial_name, "step": step, "tokens": tokens, "rungs": rungs, **named, **further}
+        return {"step": step, "tokens": tokens, "rungs": rungs, **named, **further}
 
     def _begin(self) -> TrialLoop:
         """Have all ranks train."""

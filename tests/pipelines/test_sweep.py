@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ray import tune as ray_tune
-from ray.tune.stopper import Stopper
+from ray.tune.stopper import NoopStopper, Stopper
 
 from common.errors import UserError
 from pipelines import train as training
@@ -28,6 +28,7 @@ from pipelines.reports.sweep_result import Trial, read_sweep
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
+from pipelines.sweeps.offering import QueueSearcher
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import Record
 from pipelines.sweeps.running import Done, conclude, run_trials
@@ -38,7 +39,7 @@ from pipelines.training.stopping import Stop
 from tests.small_corpus import contents
 from tests.small_runs import TINY
 from tests.tune_spaces.test_named import OWN
-from tune_spaces.drawing import fields
+from tune_spaces.drawing import Searcher, fields
 
 
 class Killed(Exception):
@@ -135,6 +136,7 @@ def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
 
     grid = done.results
     assert type(grid) is ray_tune.ResultGrid and len(grid) == 3
+    assert [result.metrics and result.metrics["trial"] for result in grid] == [trial.id for trial in trials]
     first = grid.get_best_result()
     assert first.config and first.config["optim.lr"] == best.values["optim.lr"]
     assert first.metrics and (first.metrics["trial"], first.metrics["step"]) == (best.id, 20)
@@ -343,6 +345,34 @@ def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: 
     assert capsys.readouterr().out.count("it starts again from the first step") == record.run_of(trial).max_failures
 
 
+class Told(Searcher):
+    """Keeps what it is told of the end of trials."""
+
+    def __init__(self, domains: dict[str, Any]) -> None:
+        super().__init__("optuna", domains, seed=0)
+        self.ends: dict[str, float | None] = {}
+
+    def complete(self, trial: str, time: int, value: float | None) -> None:
+        self.ends[trial] = value
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_searcher_is_told_that_a_trial_has_failed(here: Make) -> None:
+    made = here(*GRID)
+    record = Record(made.sweep)
+    told = Told(made.domains)
+    queue = QueueSearcher(record, told, NoopStopper(), TrialCapacity(made.config), [])
+    for name in ("first", "second"):
+        trial = made.sweep.trials[queue.suggest(name)["trial"]]
+        record.begin(trial)
+        record.add(trial, 10, 5.0, "CONTINUE")
+    queue.on_trial_complete("first", {"outcome": "finished", "done": True})
+    queue.on_trial_complete("second", {"outcome": "failed", "done": True})
+    assert list(told.ends.values()) == [5.0, None]
+
+
 def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
     spent = "the sweep's budget of 3,000 tokens is spent"
     sweep = here("model.window=8,16", "--search", f"{OWN}:First(often=9)", "--num-samples", "3").sweep
@@ -467,6 +497,8 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
             "model.name cannot be varied: .* vary preset, as in preset=small-rec,small-slide",
         ),
         (["lr", "--data.corpus", "pg20"], "pg20"),
+        (["preset=small-rec,small-slide+model.states=4,8"], "cannot be searched with preset small-slide"),
+        (["preset=tiny-walk-lstm,tiny-walk-slide"], "/random-walk/train"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
         (["steps=10,20"], "the space varies steps, which --equalize tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
