@@ -33,6 +33,10 @@ ACTING = (PopulationBasedTraining, HyperBandScheduler)
 """These pause trials and change them: hearing the results again would do it again."""
 TIMES = ("tokens", "rungs", "training_iteration")
 """The units that a scheduler may count in."""
+NUMBERS = ("grace_period", "max_t", "perturbation_interval", "reduction_factor", "burn_in_period")
+"""Arguments of schedulers that are no numbers only by mistake, which they notice in the middle of a sweep."""
+TRIED_RESULTS = 8
+"""Results that a stopper gets before a sweep: more than the grace period of Tune's own, after which they compare."""
 
 
 def changes_values(name: str) -> bool:
@@ -80,7 +84,10 @@ def scheduler(
     }
     if issubclass(kind, HyperBandScheduler):
         offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
-    odd = sorted(set(given.get("hyperparam_mutations") or ()) - domains.keys())
+    mutations = given.get("hyperparam_mutations") or {}
+    if not isinstance(mutations, dict):
+        raise ValueError(f"{name}: hyperparam_mutations is {mutations!r}: write a dict of this sweep's fields")
+    odd = sorted(set(mutations) - domains.keys())
     if odd:
         raise ValueError(f"{name}: this sweep does not vary {odd[0]}: it varies {', '.join(domains)}")
     counted = given.get("time_attr", "tokens")
@@ -92,6 +99,9 @@ def scheduler(
         raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
     if changes_values(name) and counted != "tokens":
         raise ValueError(f"{name}: a population is compared after equal tokens: leave time_attr out")
+    wrong = [key for key in NUMBERS if key in given and not isinstance(given[key], int | float)]
+    if wrong:
+        raise ValueError(f"{name}: {wrong[0]} is {given[wrong[0]]!r}: write a number")
     if given.get("perturbation_interval", every) < every:
         raise ValueError(
             f"{name}: trials are compared where they are validated, every {every:,} tokens: raise "
@@ -120,7 +130,8 @@ def stopper(name: str) -> Stopper:
 
     tried = made()
     try:
-        tried("trial", {"tokens": 1, METRIC: 1.0, "training_iteration": 1})
+        for number in range(1, TRIED_RESULTS + 1):
+            tried("trial", {"tokens": number, METRIC: 1.0, "training_iteration": number})
         tried.stop_all()
     except Exception as error:  # whatever it is, the first result would end in it
         raise ValueError(f"{name} fails at a result ({type(error).__name__}: {error}): {instead}") from error

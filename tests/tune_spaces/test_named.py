@@ -85,6 +85,15 @@ class LearnsLater(Counts):
             "ray.tune.schedulers:PopulationBasedTraining(hyperparam_mutations={'lr': [1.0]})",
             "does not vary lr: it varies optim.lr",
         ),
+        (
+            "ray.tune.schedulers:PopulationBasedTraining(hyperparam_mutations=5)",
+            "hyperparam_mutations is 5: write a dict",
+        ),
+        (
+            "ray.tune.schedulers:PopulationBasedTraining(perturbation_interval='x')",
+            "perturbation_interval is 'x': write a number",
+        ),
+        ("ray.tune.schedulers:MedianStoppingRule(grace_period='x')", "grace_period is 'x': write a number"),
     ],
 )
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
@@ -97,6 +106,18 @@ def test_a_stopper_that_fails_at_a_result_is_a_sentence_too() -> None:
         ValueError, match=r"fails at a result \(TypeError: 'int' object is not callable\): choose plateau"
     ):
         stopper("ray.tune.stopper:FunctionStopper(function=1)")
+
+
+def test_a_stopper_that_fails_only_when_it_compares_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"TrialPlateauStopper.* fails at a result"):
+        stopper("ray.tune.stopper:TrialPlateauStopper(metric_threshold='x')")
+
+
+@pytest.mark.parametrize("points", ["5", "[5]", "[{'nope': 1}]"])
+def test_points_of_another_form_are_a_sentence(points: str) -> None:
+    written = f"ray.tune.search.optuna:OptunaSearch(points_to_evaluate={points})"
+    with pytest.raises(ValueError, match=r"write points_to_evaluate as \[\{field: value"):
+        Searcher(written, combine("lr", values("small-rec")), seed=0)
 
 
 def test_tunes_own_is_found_in_a_module_of_its_name() -> None:
