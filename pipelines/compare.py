@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 
 from common.errors import UserError
+from common.files import digest
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
@@ -72,9 +73,13 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
 
 
 def below(all_runs: Place, place: Place) -> str:
-    """A run's path in the folder of all runs, such as sweep/trials/003; its last part where it is not there."""
+    """A run's path in the folder of all runs, such as sweep/trials/003. Of one elsewhere its last part, with a checksum of where
+    it is; and an id as it is.
+    """
     root, path = (os.path.abspath(each.path) if each.is_local else each.path for each in (all_runs, place))
-    return os.path.relpath(path, root) if path.startswith(f"{root.rstrip('/')}/") else place.name
+    if path.startswith(f"{root.rstrip('/')}/"):
+        return os.path.relpath(path, root)
+    return f"{place.name}-{digest(path)[:8]}" if place.is_dir() else place.name
 
 
 def config_of(place: Place) -> dict[str, Any]:

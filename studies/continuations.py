@@ -63,6 +63,13 @@ class ContinuationsConfig:
     def __post_init__(self) -> None:
         check_options(self, places=1, new_tokens=2, blocks=0, seed=0)
 
+    @property
+    def chosen(self) -> str:
+        """In a report's name: which checkpoint is read, if not the newest, and which places, behind how much context."""
+        parts = [] if self.checkpoint == "newest" else [self.checkpoint]
+        parts += [f"{name}-{value}" for name, value in (("blocks", self.blocks), ("seed", self.seed)) if value]
+        return "-".join(parts)
+
 
 def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) -> list[tuple[int, int]]:
     """Documents, and the block's start in each where it is continued; begin-of-document is its token 0. Raises UserError."""
@@ -141,8 +148,8 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    chosen = "" if config.checkpoint == "newest" else config.checkpoint
-    report = "-".join(filter(None, ("continuations", name, chosen, mark_of(config.run, checkpoint, run))))
+    text = f"{store.manifest.corpus}_{store.manifest.fingerprint[:8]}" if config.store else ""
+    report = "-".join(filter(None, ("continuations", name, config.chosen, mark_of(config.run, checkpoint, run), text)))
     target = RunFolder(output_for(config.output, run, report, config.split))
     check_tracking(*tracking_of(checkpoint, run, config.tracking))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)

@@ -142,6 +142,8 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
     stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
     their paths.
     """
+    for name in ("cumulative.png", "errors.png", "worth.png", "frontier.png"):
+        (folder / name).unlink(missing_ok=True)  # of another evaluation
     rows = evaluation_rows(evaluations, unigram)
     seeds = over_seeds(evaluations, rows, list(SEEDS))
     values = {

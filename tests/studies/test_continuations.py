@@ -85,7 +85,7 @@ def test_no_token_of_the_context_is_left_in_sight(train: Train) -> None:
 def test_every_recurrent_model_continues(model: str, train_model: Callable[..., Path], tmp_path: Path) -> None:
     run = train_model(model, "--steps", "1", "--validate-every", "0")
     continuations.main([str(run), "--places", "2", "--new-tokens", "20", "--blocks", "1", *QUIET])
-    report = json.loads((run.parent / "reports" / "continuations-run" / "continuations.json").read_text())
+    report = json.loads((run.parent / "reports" / "continuations-run-blocks-1" / "continuations.json").read_text())
     assert len(report["passages"]) == 2
 
 
