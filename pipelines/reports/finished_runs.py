@@ -69,8 +69,9 @@ class FinishedRun:
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """The same of runs that differ in the seed alone; empty where that is not known."""
-        return (self.config_hash, self.tokenizer, self.text, self.store) if self.config_hash else ()
+        """The same of runs that differ in the seed alone, and have come as far; empty where that is not known."""
+        step = max((record.step for record in self.records), default=0)
+        return (self.config_hash, self.tokenizer, self.text, self.store, step) if self.config_hash else ()
 
     def curve(self, key: str) -> list[Point]:
         """The metric's values, in seconds since the run's first record, its pauses left out."""

@@ -84,7 +84,10 @@ def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
     assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None
     longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, config_hash="one")
-    assert len(curves_of(compare([*seeds, longer]), TOKEN)) == 4  # not at the same steps
+    unlike = compare([*seeds, longer])  # one has come further than the others
+    assert list(curves_of(unlike, TOKEN)) == ["a, 3 seeds", "a-s3"]
+    other = seeds_of(unlike)
+    assert other is not None and list(other.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert write_comparison(comparison, tmp_path)[1].stat().st_size > 10_000
 
 
@@ -222,10 +225,10 @@ def named_run(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("names", "words", "expected"),
     [
-        (["mine/a", "yours/b"], [], "mine/reports/compare-a-vs-b"),
+        (["mine/a", "yours/b"], [], "mine/reports/compare-a-vs-b-????????"),
         (["mine/sweep/trials/003"], [], "mine/reports/compare-sweep-trials-003"),
         (["mine/a"], ["--trials", "best"], "mine/reports/compare-a-best"),
-        (["mine/a"], ["--root", "other"], "other/reports/compare-a"),
+        (["mine/a"], ["--root", "other"], "other/reports/compare-a-????????"),
         (["mine/a"], ["--output", "other"], "other"),
     ],
 )
@@ -240,8 +243,16 @@ def test_a_report_is_beside_the_first_run(
     folders = [f"../all/{name}" for name in names]
     main([*folders, *words, "--tracking.backend", "none"])
     above = tmp_path / ("here" if {"--root", "--output"} & set(words) else "all")
-    assert (above / expected / "comparison.csv").is_file()
+    assert len(list(above.glob(f"{expected}/comparison.csv"))) == 1
     assert not (tmp_path / "here/runs").exists()
+
+
+def test_two_comparisons_with_runs_of_one_name_elsewhere_have_a_report_each(tmp_path: Path) -> None:
+    for name in ("a/x", "b/x", "c/x"):
+        named_run(tmp_path / name.partition("/")[0], "x")
+    for other in ("b", "c"):
+        main([str(tmp_path / "a/x"), str(tmp_path / other / "x"), "--tracking.backend", "none"])
+    assert len(list(tmp_path.glob("a/reports/compare-x-vs-x-*/comparison.csv"))) == 2
 
 
 def test_a_comparison_is_recorded_where_the_first_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
