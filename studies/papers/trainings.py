@@ -47,6 +47,8 @@ ASSUMED_RATE = 1.25e14
 MEASURED_FLOPS = 5e11
 """The most FLOPs of a step that is timed on this machine."""
 FILES = ("metadata", "ids")
+DECIDE_THE_BEST = frozenset({"validate_every", "validate_tokens", "checkpoint.every"})
+"""Fields that change nothing of a training but which of its checkpoints is the best."""
 """Options of a corpus that name a local file: they are no part of a store's name."""
 TIMED_STEPS = 7
 """How many steps are timed; a table has their median."""
@@ -118,7 +120,10 @@ class StudyFolder:
     def training(self, run: Run, seed: int) -> Training:
         """The training of ``run`` with this seed. Raises UserError for a field that the preset lacks, and conflicting values."""
         data = self.data(run.data)
-        named = {key: value for key, value in {**run.fields, **self.set}.items() if not may_change(key)}
+        decide = {key for key in self.set if key in DECIDE_THE_BEST} if run.checkpoint == "best" else set()
+        named = {
+            key: value for key, value in {**run.fields, **self.set}.items() if key in decide or not may_change(key)
+        }
         changed = [f"{key.rpartition('.')[2]}-{value}" for key, value in named.items()]
         by_default = replace(self, options={}).data(run.data).options
         chosen = data.options if data.options != by_default else ()

@@ -358,6 +358,10 @@ def test_a_training_on_data_of_other_options_has_another_name(tmp_path: Path) ->
     run = Run("small-rec", Data("text", "bytes", ("--pieces", "2")), REC)
     plain = StudyFolder(tmp_path).training(run, 0).name
     assert StudyFolder(tmp_path, options={"text": {"pieces": "2"}}).training(run, 0).name == plain
+    often = StudyFolder(tmp_path, set={"validate_every": 7})
+    assert often.training(run, 0).name == plain
+    best = replace(run, checkpoint="best")
+    assert often.training(best, 0).name != StudyFolder(tmp_path).training(best, 0).name == plain
     other = StudyFolder(tmp_path, options={"text": {"pieces": "3"}}).training(run, 0).name
     assert other != plain and "bytes-pieces-3" in other
 
