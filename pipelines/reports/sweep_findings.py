@@ -32,10 +32,11 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         print(
             "it continued from copies of other trials (exploited, in best.json): the command below has its last values alone"
         )
+    best_alone = " --checkpoint best" if sweep.metric.startswith("validation/") else ""
     print(
         f"  again   {sweep.winner['command']}\n"
         f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
-        f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}\n"
+        f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}{best_alone}\n"
         f"  look    {typed('ui')}"
     )
     return 0

@@ -239,6 +239,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
+        if name == "data.store" and config.equalize == "flops":
+            raise UserError(
+                "the space varies data.store, whose vocabularies cost differently: choose another --equalize"
+            )
         if name == "steps" and config.equalize != "steps":
             raise UserError(
                 f"the space varies steps, which --equalize {config.equalize} chooses for each trial: add --equalize steps"

@@ -346,7 +346,7 @@ def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: 
 
 
 class Told(Searcher):
-    """Keeps what it is told of the end of trials."""
+    """Keeps the value with which each trial ended."""
 
     def __init__(self, domains: dict[str, Any]) -> None:
         super().__init__("optuna", domains, seed=0)
@@ -500,6 +500,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["preset=small-rec,small-slide+model.states=4,8"], "cannot be searched with preset small-slide"),
         (["preset=tiny-walk-lstm,tiny-walk-slide"], "/random-walk/train"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
+        (["data.store=a,b", "--equalize", "flops"], "the space varies data.store, whose vocabularies cost differently"),
         (["steps=10,20"], "the space varies steps, which --equalize tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
     ],
