@@ -2,13 +2,14 @@
 
     python -m examples.own_books                # once: it prepares the text in runs/store
     python -m examples.add_model                # two minutes; takes the options of pipelines.train
-    THROUGHLINE_PLUGINS=examples.gru python -m pipelines.evaluate runs/gru
+    THROUGHLINE_PLUGINS=examples.gru_preset python -m pipelines.evaluate runs/gru
 
-Importing gru.py registers the model and its preset. Commands import the modules that THROUGHLINE_PLUGINS names.
+Importing gru_preset.py registers the model and its preset. Commands import the modules that THROUGHLINE_PLUGINS names.
 """
 
 import torch
 
+import examples.gru_preset  # noqa: F401
 from examples.gru import GruConfig
 from pipelines import train
 from pipelines.terminal import cli

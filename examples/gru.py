@@ -1,4 +1,4 @@
-"""A model of your own, as a plug-in: a gated recurrent unit (GRU). add_model.py trains and checks it.
+"""A model of your own: a gated recurrent unit (GRU). gru_preset.py is its plug-in; add_model.py trains and checks it.
 Letters: B lanes · T tokens of a segment · K blocks of a segment · W tokens of a block · D width."""
 
 from dataclasses import dataclass, replace
@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from pipelines.presets import PRESETS
-from recur_models import ModelConfig, RecurrentModel, State, costs, decoding, losses, protocol, register, reset
+from recur_models import ModelConfig, RecurrentModel, State, register, reset
+from recur_models.costs import Costs, product, scales
+from recur_models.decoding import RecomputeDecoder
+from recur_models.losses import tied_output
+from recur_models.protocol import IncrementalDecoder, Probe
 
 
 @register  # commands know the model by its name
@@ -20,9 +23,9 @@ class GruConfig(ModelConfig):
     def build(self, vocab_size: int) -> "Gru":
         return Gru(self, vocab_size)
 
-    def costs(self, vocab_size: int) -> costs.Costs:  # parameters, and FLOPs of a block
-        gates = costs.product(self.block, self.width, 6 * self.width) + costs.scales(6 * self.width)
-        total = gates + costs.product(self.block, self.width, vocab_size)
+    def costs(self, vocab_size: int) -> Costs:  # parameters, and FLOPs of a block
+        gates = product(self.block, self.width, 6 * self.width) + scales(6 * self.width)
+        total = gates + product(self.block, self.width, vocab_size)
         return replace(total, block=self.block, embedding_parameters=vocab_size * self.width)
 
 
@@ -45,14 +48,11 @@ class Gru(RecurrentModel):
             output_BWD, last_1BD = self.layers[0](x_BWD, state_BD[None].contiguous())
             state_BD = last_1BD[0]
             outputs.append(output_BWD)
-        logits = losses.tied_output(torch.cat(outputs, 1), self.embedding.weight, targets_BT)  # or losses
+        logits = tied_output(torch.cat(outputs, 1), self.embedding.weight, targets_BT)  # or losses
         return logits, {"layers.0.states": state_BD}
 
-    def incremental_decoder(self) -> protocol.IncrementalDecoder:
-        return decoding.RecomputeDecoder(self)  # generates token by token; right for every model
+    def incremental_decoder(self) -> IncrementalDecoder:
+        return RecomputeDecoder(self)  # generates token by token; right for every model
 
-    def probes(self) -> list[protocol.Probe]:
+    def probes(self) -> list[Probe]:
         return []  # metrics of the State's health would be here
-
-
-PRESETS["gru"] = replace(PRESETS["demo-rec"], model=GruConfig(), run="gru", steps=300)

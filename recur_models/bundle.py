@@ -14,10 +14,16 @@ import importlib.util
 import shutil
 from pathlib import Path
 
+from transformers.utils.logging import get_logger
+
 from recur_models.protocol import ModelConfig
+
+logger = get_logger(__name__)
 
 PACKAGES = ("recur_models", "common")
 """Whose modules are written: those of a plug-in's package come with a model of its own."""
+COMMANDS = {"pipelines", "studies", "data_prep", "tune_spaces", "benchmarks"}
+"""Packages of ours that are never written."""
 MODEL = "modeling_throughline"
 TOKENIZER = "tokenization_throughline"
 """Modules that config.json and tokenizer_config.json name."""
@@ -67,7 +73,7 @@ def copy(folder: Path) -> None:
 
 
 def write(folder: Path, packages: set[str], modules: list[str]) -> None:
-    """Write these modules, and those of the packages that they import."""
+    """Write these modules, and those of the packages that they import. Warns of an import that the folder cannot have."""
     left = list(modules)
     written = set[str]()
     while left:
@@ -76,9 +82,17 @@ def write(folder: Path, packages: set[str], modules: list[str]) -> None:
             continue
         written.add(module)
         source = source_of(module)
+        tree = ast.parse(source)
+        for line in tree.body:
+            if unavailable(line, packages):
+                logger.warning(
+                    f"{folder} opens only where Throughline and {module} are installed, since that module has "
+                    f"'{ast.unparse(line)}': import names, as in 'from recur_models.costs import Costs', and keep presets in "
+                    "a file of their own"
+                )
         imports = [
             node
-            for node in ast.walk(ast.parse(source))
+            for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in packages
         ]
         lines = source.splitlines(keepends=True)
@@ -88,6 +102,25 @@ def write(folder: Path, packages: set[str], modules: list[str]) -> None:
             lines[node.lineno - 1] = line.replace(f"from {name} ", f"from .{flat(name)} ", 1)
             left.append(name)
         (folder / f"{flat(module)}.py").write_text("".join(lines), "utf-8")
+
+
+def unavailable(line: ast.stmt, packages: set[str]) -> bool:
+    """Whether a line imports what the folder does not have: a module of our commands, or a module of the packages as a whole."""
+    if isinstance(line, ast.Import):
+        return any(alias.name.partition(".")[0] in {*packages, *COMMANDS} for alias in line.names)
+    if not isinstance(line, ast.ImportFrom) or not line.module:
+        return False
+    if line.module.partition(".")[0] in packages:
+        return any(is_module(f"{line.module}.{alias.name}") for alias in line.names)
+    return line.module.partition(".")[0] in COMMANDS
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name is of a module, and not of something in one."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def source_of(module: str) -> str:

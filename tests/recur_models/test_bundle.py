@@ -15,8 +15,9 @@ import sentencepiece
 import torch
 from transformers.models.auto.modeling_auto import AutoModel
 
+from examples.gru import GruConfig
 from recur_models import MODELS, ModelConfig
-from recur_models.bundle import flat
+from recur_models.bundle import PACKAGES, flat, write
 from recur_models.hf import ThroughlineTokenizer
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_hf import representatives, text, wrap
@@ -48,6 +49,7 @@ assert not {"recur_models", "common", "pipelines", "data_prep"} & sys.modules.ke
 print(json.dumps(generated))
 """
 
+PLUGIN_NAME = "a_plugin_of_mine"
 PLUGIN = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -63,9 +65,9 @@ class OwnConfig(VanillaConfig):
 
 def own_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """The config of a model that a plug-in has brought."""
-    (folder / "a_plugin_of_mine.py").write_text(PLUGIN)
+    (folder / f"{PLUGIN_NAME}.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(folder)
-    own: Any = importlib.import_module("a_plugin_of_mine")
+    own: Any = importlib.import_module(PLUGIN_NAME)
     monkeypatch.setitem(MODELS, "own", own.OwnConfig)
     return own.OwnConfig(**SIZE)
 
@@ -102,7 +104,9 @@ def sentencepiece_tokenizer(folder: Path) -> ThroughlineTokenizer:
 def test_every_model_generates_the_same_where_throughline_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = representatives() | {"own": own_config(tmp_path, monkeypatch)}
+    own = {"own": own_config(tmp_path, monkeypatch), "gru": GruConfig(block=4, width=8)}
+    monkeypatch.setitem(MODELS, "gru", GruConfig)
+    configs = representatives() | own
     prompt = text(2, 9)
     expected = {}
     for name, config in configs.items():
@@ -119,6 +123,19 @@ def test_every_model_generates_the_same_where_throughline_is_not_installed(
     found = elsewhere([tmp_path / name for name in configs], tmp_path)
     assert found.pop("hidden") == pytest.approx(hidden, abs=1e-4)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["from recur_models import costs", "import recur_models.costs", "from pipelines.presets import PRESETS"]
+)
+def test_an_import_that_the_folder_lacks_is_said(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{PLUGIN_NAME}.py").write_text(f"{line}\nfrom recur_models.costs import Costs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, PLUGIN_NAME, raising=False)
+    write(tmp_path, {PLUGIN_NAME, *PACKAGES}, [PLUGIN_NAME])
+    assert [f"since that module has '{line}'" in record.message for record in caplog.records] == [True]
 
 
 def test_a_folder_has_the_modules_of_its_model_alone(tmp_path: Path) -> None:
