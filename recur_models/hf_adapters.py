@@ -7,9 +7,9 @@ PEFT knows transformers' architectures by their model_type. All models here have
 
 from __future__ import annotations
 
-DEFAULT_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|kvq|inward)"
-"""PEFT's own of a GPT-2 (c_attn) and a Llama (q_proj, v_proj); in other models the projections to queries, keys and values, and
-in a Mamba-2 that to all that a mixer reads (inward)."""
+DEFAULT_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|qkvg|qkvo|kvq|inward|mixer\.[qkv])"
+"""PEFT's own of a GPT-2 (c_attn) and a Llama (q_proj, v_proj); in other models the projections to queries, keys and values, with
+gates where one matrix makes both, and in a Mamba-2 that to all that a mixer reads (inward)."""
 
 
 def register_default_targets(model_type: str) -> None:

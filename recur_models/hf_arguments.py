@@ -32,8 +32,8 @@ PREDICT = (*READ, "labels", "logits_to_keep")
 """Arguments of a model that predicts the next token."""
 LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")
 """Arguments of transformers' loss, as Trainer passes them."""
-WITHOUT_EFFECT = ("cache_position",)
-"""Accepted and ignored: the cache counts positions itself."""
+WITHOUT_EFFECT = ("cache_position", "tokenizer", "assistant_tokenizer")
+"""Accepted and ignored: the cache counts positions itself, and `generate` passes on the tokenizers of its own arguments."""
 PACKED = "one row holds one text: give each text a row, and an attention_mask"
 REFUSED = {
     "inputs_embeds": "these models read tokens: give input_ids",
@@ -112,8 +112,8 @@ def check_positions(position_ids: Tensor | None, input_ids: Tensor, mask: Tensor
         mask = torch.ones(lanes, seen + length, dtype=torch.bool, device=position_ids.device)
     mask = mask.to(position_ids.device).bool()
     counted_BT = (mask.long().cumsum(1) - 1)[:, -length:]
-    same_BT = (position_ids == counted_BT) | ~mask[:, -length:]
-    if position_ids.shape[-1] != length or not same_BT.all():
+    fits = position_ids.shape in ((length,), (1, length), (lanes, length))
+    if not fits or not ((position_ids == counted_BT) | ~mask[:, -length:]).all():
         raise ValueError(
             "position_ids are other than those that the model counts itself, from each text's first token: leave them out"
         )

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.logging import get_logger
 
@@ -70,6 +71,10 @@ class RecurrentCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.reading is not None:
             self.reading = self.reading.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.reading is not None:
+            self.batch_select_indices(torch.arange(len(self.reading.filled_B)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
@@ -367,3 +372,5 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
 
 
 register_default_targets(ThroughlineConfig.model_type)
+# By this name Trainer shifts the labels under label smoothing; else the model would learn to repeat its input.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ThroughlineConfig.model_type] = ThroughlineForCausalLM.__name__

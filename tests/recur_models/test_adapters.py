@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from recur_models import MODELS
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.mixers import MIXERS, MixerName, MixersConfig
 from tests.recur_models.conftest import small_configs
 from tests.recur_models.test_hf import text, wrap
 
@@ -192,6 +193,14 @@ def test_an_adapter_acts_as_on_the_model_of_transformers(kind: str, targets: str
     assert (expected - before).abs().max() > 0.1
     assert_near(whole(model, ids), expected)
     assert_near(continued(model, ids, [5] + [1] * 11), expected)
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_the_default_adapter_acts_on_every_mixer(mixer: MixerName) -> None:
+    config = MixersConfig(layers=(mixer, mixer), d_model=8, heads=2, key_dim=4, value_dim=4, window=8, chunk=8)
+    model = get_peft_model(ThroughlineForCausalLM(ThroughlineConfig.of(config, 31)), LoraConfig(r=2))
+    adapted = {name.partition(".layers.")[2][0] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert adapted == {"0", "1"}
 
 
 def test_all_models_are_among_those_tested() -> None:

@@ -15,7 +15,6 @@ import sentencepiece
 import torch
 from transformers.models.auto.modeling_auto import AutoModel
 
-from examples.gru import GruConfig
 from recur_models import MODELS, ModelConfig
 from recur_models.bundle import PACKAGES, flat, write
 from recur_models.hf import ThroughlineTokenizer
@@ -104,8 +103,10 @@ def sentencepiece_tokenizer(folder: Path) -> ThroughlineTokenizer:
 def test_every_model_generates_the_same_where_throughline_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {"own": own_config(tmp_path, monkeypatch), "gru": GruConfig(block=4, width=8)}
-    monkeypatch.setitem(MODELS, "gru", GruConfig)
+    gru: Any = importlib.import_module("examples.gru").GruConfig
+    MODELS.pop("gru")
+    monkeypatch.setitem(MODELS, "gru", gru)
+    own = {"own": own_config(tmp_path, monkeypatch), "gru": gru(block=4, width=8)}
     configs = representatives() | own
     prompt = text(2, 9)
     expected = {}

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -266,7 +271,7 @@ def test_positions_that_the_model_counts_itself_may_be_given(slide: Any) -> None
     one = torch.tensor([[BOD], [BOD]])
     mask = torch.cat([mask, torch.ones(2, 1, dtype=torch.int64)], 1)
     slide(one, attention_mask=mask, position_ids=torch.tensor([[3], [5]]), past_key_values=padded.past_key_values)
-    for wrong in (torch.arange(1, 6)[None], torch.tensor([[0, 1, 2, 0, 1]])):
+    for wrong in (torch.arange(1, 6)[None], torch.tensor([[0, 1, 2, 0, 1]]), torch.arange(4)[None]):
         with pytest.raises(ValueError, match=r"position_ids are other than those that the model counts"):
             slide(ids, position_ids=wrong)
 
@@ -283,6 +288,41 @@ def test_arguments_that_transformers_always_passes_are_taken(slide: Any) -> None
     loss, logits = slide(ids, labels=ids, return_dict=False, num_items_in_batch=torch.tensor(2))
     assert torch.equal(logits, slide(ids, use_cache=False).logits)
     torch.testing.assert_close(loss, slide(ids, labels=ids).loss * 4)  # 8 targets, divided by 2
+
+
+def test_label_smoothing_shifts_the_labels(slide: Any, tmp_path: Path) -> None:
+    """Trainer computes the loss then, and would teach a model that it does not know to repeat its input."""
+    ids = text(2, 9)
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, report_to="none", use_cpu=True)
+    loss = Trainer(slide, arguments).compute_loss(slide, {"input_ids": ids, "labels": ids.clone()})
+    logits = slide(ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected)
+
+
+@torch.no_grad()
+def test_a_text_may_end_at_a_string(slide: Any) -> None:
+    vocabulary = {chr(ord("a") + i): i for i in range(VOCAB)}
+    letters = Tokenizer(WordLevel(vocabulary, unk_token="a"))
+    letters.pre_tokenizer = Split(Regex("."), "isolated")  # type: ignore[assignment]
+    letters.decoder = Fuse()  # type: ignore[assignment]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters)
+    ids = text(1, 5)
+    free = slide.generate(ids, max_new_tokens=12, do_sample=False)[0, 5:]
+    stop = tokenizer.decode([int(free[3])])
+    made = slide.generate(ids, max_new_tokens=12, do_sample=False, stop_strings=[stop], tokenizer=tokenizer)[0, 5:]
+    first = free.tolist().index(int(free[3]))
+    assert made.tolist() == free[: first + 1].tolist()
+
+
+@torch.no_grad()
+def test_one_prefix_is_continued_by_a_batch(model: Any) -> None:
+    ids = text(1, 9)
+    cache = model(ids).past_key_values
+    cache.batch_repeat_interleave(3)
+    more = text(3, 5) % BOD
+    expected = model(torch.cat([ids.expand(3, -1), more], 1)).logits[:, 9:]
+    torch.testing.assert_close(model(more, past_key_values=cache).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
