@@ -145,7 +145,8 @@ class Mamba2Config(PretrainedConfig):
     window: int = 64
     """Tokens in a block: documents begin at its multiples. Within a document it changes no result."""
     chunk: int = 64
-    """Tokens that are computed at once: divides the window. It changes speed and memory, and no result."""
+    """Tokens that are computed at once; of a window that they do not divide, their greatest common divisor. It changes speed and
+    memory, and no result."""
     layers: int = 0
     """Layers. 0, as for all sizes: those of `pretrained`; without it a small published model's."""
     d_model: int = 0
@@ -174,7 +175,7 @@ class Mamba2Config(PretrainedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = self.sized()
-        check_block(sizes.window, sizes.chunk, sizes.conv)
+        check_block(sizes.window, 1, sizes.conv)
         inner = sizes.heads * sizes.value_dim
         if sizes.heads % sizes.groups:
             raise UserError(f"model.groups is {sizes.groups}: it must divide model.heads, {sizes.heads}")
@@ -203,7 +204,7 @@ class Mamba2Config(PretrainedConfig):
             key_dim=c.key_dim,
             value_dim=c.value_dim,
             window=c.window,
-            chunk=min(c.chunk, c.window),
+            chunk=math.gcd(c.chunk, c.window),
             conv=c.conv,
         )
 

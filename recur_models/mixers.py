@@ -51,6 +51,16 @@ MIXERS: dict[MixerName, type[Mixer]] = {
 }
 
 
+READERS: dict[str, tuple[MixerName, ...]] = {
+    "decays": ("delta",),
+    "negative_eigenvalues": ("delta", "rwkv7"),
+    "householders": ("delta",),
+    "output_gate": ("delta",),
+    "head_norm": ("delta",),
+}
+"""The mixers that read an option which changes the model. Where none is in the stack, the option is refused."""
+
+
 @dataclass(frozen=True)
 class MixersConfig(ModelConfig):
     """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, rwkv7, window."""
@@ -101,7 +111,13 @@ class MixersConfig(ModelConfig):
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
         check_block(self.window, self.chunk, self.conv if {"delta", "mamba2"} & set(self.layers) else 1)
-        if self.rotary and self.key_dim % 2:
+        for name, readers in READERS.items():
+            if getattr(self, name) != getattr(type(self), name) and not set(readers) & set(self.layers):
+                raise UserError(
+                    f"model.{name} is {getattr(self, name)}, which only {' and '.join(readers)} read: name one of them in "
+                    f"--model.layers, or leave the option out"
+                )
+        if self.rotary and "retention" in self.layers and self.key_dim % 2:
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
             )

@@ -34,9 +34,9 @@ from recur_models.costs import Costs
 State = dict[str, Tensor]
 """The tensors that a model carries from one segment to the next; their first dimension is the lane."""
 
-RECURRENT = ("states", "states_count", "memory_keys", "memory_values", "memory_count")
-"""The kinds of State that reach back beyond the window: recurrent vectors and a kNN memory, but not the previous block's keys and
-values. The study of section 4.6 clears these."""
+RECURRENT = ("states", "log_scale", "states_count", "memory_keys", "memory_values", "memory_count")
+"""The kinds of State that reach back beyond the window: recurrent vectors, with the scale in which they are written, and a kNN
+memory, but not the previous block's keys and values. The study of section 4.6 clears these."""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""

@@ -244,10 +244,19 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         LlamaConfig(pretrained=str(own), window=8)
 
 
+def test_a_window_that_chunks_do_not_divide_changes_no_result(tmp_path: Path) -> None:
+    """Trained weights are scored with any window."""
+    saved(tmp_path)
+    ids = text(2, 24)
+    expected = opened(tmp_path)(ids)[0]
+    for window in (6, 12):
+        assert opened(tmp_path, window=window).config.sizes.chunk == {6: 2, 12: 4}[window]
+        torch.testing.assert_close(opened(tmp_path, window=window)(ids)[0], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"chunk": 3}, "model.chunk is 3, and does not divide model.window, 8"),
         ({"window": 2, "chunk": 2}, "model.window is 2, and model.conv 4 sees 3 earlier tokens: give --model.window 3"),
         ({"groups": 3}, "model.groups is 3: it must divide model.heads, 4"),
         ({"value_dim": 5}, "is 20: it must be a multiple of model.d_model, 24"),

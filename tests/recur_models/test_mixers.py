@@ -236,6 +236,15 @@ def test_keys_that_turn_have_pairs() -> None:
         MixersConfig(layers=("retention",), key_dim=5, rotary=True)
 
 
+@pytest.mark.parametrize("option", ["decays", "negative_eigenvalues", "householders", "output_gate", "head_norm"])
+def test_an_option_that_no_layer_reads_is_refused(option: str) -> None:
+    value = {"householders": 2, "negative_eigenvalues": True}.get(option, False)
+    changed: Any = {option: value}
+    assert MixersConfig(layers=("delta", "mlstm"), **changed)
+    with pytest.raises(UserError, match=rf"model\.{option} is {value}, which only delta.* read"):
+        MixersConfig(layers=("mamba2", "mlstm"), **changed)
+
+
 @pytest.mark.parametrize("name", ["delta", "mamba2"])
 def test_a_convolution_sees_nothing_of_an_earlier_document(name: Literal["delta", "mamba2"]) -> None:
     """The smallest block: the convolution of the second block's first token reaches back to the first block's first."""
