@@ -12,6 +12,7 @@ values in float32: 134.5M parameters, 538 MB, 49,152 tokens.
 import argparse
 import importlib.util
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common.errors import UserError
@@ -45,9 +46,13 @@ def main(words: list[str]) -> None:
     model = LlamaForCausalLM(LlamaConfig(**values))
     model.load_state_dict(unpacked.state_dict())
     model.generation_config = unpacked.generation_config
-    model.save_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    tokenizer.save_pretrained(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
+        whole = Path(unfinished) / "whole"
+        model.save_pretrained(whole)
+        tokenizer.save_pretrained(whole)
+        whole.rename(folder)
     print(
         f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters\n  next  see the head of examples/smollm2.py"
     )

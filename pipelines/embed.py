@@ -58,7 +58,7 @@ class EmbedConfig:
     """Tokens that are read at once; 0 takes the run's. It changes the speed, not the embeddings."""
 
     def __post_init__(self) -> None:
-        check_options(self, every=1)
+        check_options(self, every=1, lanes=0, segment_length=0)
         if self.file is not None and self.documents:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
 

@@ -75,8 +75,6 @@ class TokensConfig(TargetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.clear == "auto" and len(self.runs) > 1 and self.cleared:
-            raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
         check_options(self, page_tokens=1, words=1, per_document=0, documents=0, common=0, document=-1)
 
 
@@ -155,6 +153,8 @@ def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pas
 
     *others, carried = map(reading, targets)
     if config.clear == "auto" and others:
+        if config.cleared:
+            raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
         return apart([*others, carried])
     clearing = "states" if config.clear == "auto" else config.clear
     if clearing == "states":

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from jinja2 import TemplateError
+
 from common.errors import UserError
 from data_prep.tokenizers import HuggingFaceTokenizer
 from pipelines.inference.trained import ExportedTokenizer, Trained
@@ -23,7 +25,12 @@ def chat_ids(trained: Trained, message: str) -> list[int]:
             "has one"
         )
     messages = [{"role": "user", "content": message}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    except (TemplateError, ValueError) as error:
+        raise UserError(
+            f"the chat template of {trained.place} cannot write the message ({error}): leave out --chat, or repair the template"
+        ) from None
 
 
 def chat_tokenizer(trained: Trained) -> Any:

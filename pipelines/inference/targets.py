@@ -82,7 +82,7 @@ class TargetsConfig:
     def __post_init__(self) -> None:
         if not self.runs:
             raise UserError("name at least one run or checkpoint, such as runs/demo-rec")
-        check_options(self, num_workers=0, clear_every=0, clear_at=0)
+        check_options(self, num_workers=0, clear_every=0, clear_at=0, lanes=0, segment_length=0)
         if self.clear_every and self.clear_at:
             raise UserError(
                 f"State is cleared every {self.clear_every} blocks or at {self.clear_at:,}: give one of the two"

@@ -178,7 +178,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
                 check_plain(unfinished, model, decoder)
             else:
                 check_model(unfinished, model)
-            for path in unfinished.iterdir():
+            for path in filter(Path.is_file, unfinished.rglob("*")):
                 path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
             os.rename(unfinished, output)
         finally:

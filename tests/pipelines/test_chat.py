@@ -141,6 +141,14 @@ def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(
         generate.main([str(place), "--chat", "--prompt", "once upon", "--temperature", "0", "--max-new-tokens", "40"])
         assert capsys.readouterr().out == f"{reply}\n"
 
+    template = tmp_path / "exported" / "chat_template.jinja"
+    whole = template.read_text()
+    for damaged in ("{{ raise_exception('begin with the system') }}", "{% if %}"):
+        template.write_text(damaged)
+        with pytest.raises(UserError, match=r"the chat template of .* cannot write the message \("):
+            generate.main([str(tmp_path / "exported"), "--chat", "--prompt", "once upon"])
+    template.write_text(whole)
+
     card = (tmp_path / "exported" / "README.md").read_text()
     assert ("never sees more than 96 tokens" in card) == (model == "llama")
     monkeypatch.chdir(tmp_path / "exported")

@@ -398,6 +398,7 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
     for words, sentence in (
         ([str(trained)] * 2 + ["--clear-every", "2"], "give --clear states or --clear everything too"),
         ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
+        ([str(trained), "--segment-length", "-8"], "--segment-length is -8: it must be at least 0"),
         ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--documents", "-1"], "--documents is -1: it must be at least 0"),
