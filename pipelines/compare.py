@@ -73,7 +73,7 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
 
 
 def below(all_runs: Place, place: Place) -> str:
-    """A run's path in the folder of all runs, such as sweep/trials/003. Of one elsewhere its last part, with a checksum of where
+    """A run's path in the folder of all runs, such as sweep/trials/003; if it is elsewhere its last part, with a checksum of where
     it is; and an id as it is.
     """
     root, path = (os.path.abspath(each.path) if each.is_local else each.path for each in (all_runs, place))

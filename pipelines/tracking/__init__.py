@@ -7,7 +7,7 @@
 One idempotent function, `Tracker.upload_missing`, sends what MLflow lacks, in order. A thread calls it, from the start to the end,
 and again while the server is silent. `<run>/mlflow_run.json` says which run in MLflow this is (identity.py): the same command
 continues it, and sends what MLflow lacks of metrics.jsonl and nothing that it has: after any number of kills every metric has every
-step once. (A step that was sent before the kill keeps its first value.)
+step once. Steps that are trained again with other fields go into a new run, since MLflow's points never change.
 """
 
 from pipelines.tracking.client import TrackingError

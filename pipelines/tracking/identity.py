@@ -12,6 +12,9 @@ own here before MLflow is asked, and then in MLflow (tags `throughline.start` an
 A copy becomes a run of its own, whose tags `origin` and `origin.run_id` name the other one; its curve begins with that of its own
 metrics.jsonl, so it is whole.
 
+MLflow's points never change either. Where a start trains steps again that MLflow has, and with other fields, the folder becomes a
+run of its own in the same way, and the run that is left is ended.
+
 MLflow's params never change, and a run's fields may (`--allow-change`). So the file keeps them as they are now (`params`), and what
 was changed at which step (`changes`), which MLflow gets as tags: `changed.optim.lr` is `step 10: 0.002 → 0.1`.
 """
@@ -32,6 +35,7 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.places import Place
 from common.uris import is_uri
+from pipelines.config.run import may_change
 
 RECORD = "mlflow_run.json"
 PARAM_LENGTH = 6000
@@ -77,6 +81,7 @@ def begin_run(
     told: Mapping[str, Any] | None = None,
     publish: Callable[[], None] = lambda: None,
     params: Mapping[str, Any] | None = None,
+    abandoned: bool = False,
 ) -> str:
     """Note a start of the run. Whoever starts it again finds by its key the run that MLflow was too slow to name.
 
@@ -87,19 +92,28 @@ def begin_run(
         told: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
         publish: copies mlflow_run.json to the place.
         params: what the run is trained with from this step on; None: it is not trained.
+        abandoned: whether an earlier start had recorded metrics of later steps.
 
-    Returns a sentence where the folder is a copy of another run's, which is a run of its own from now on; empty otherwise.
+    Returns a sentence where the folder is a run of its own in MLflow from now on, since it is a copy of another run's, or since
+    MLflow has points of later steps that were trained otherwise; empty otherwise.
     """
     start = uuid.uuid4().hex[:16]
-    saved = saved_run(run_folder) or dict(told or {})
+    saved: dict[str, Any] = saved_run(run_folder) or dict(told or {})
     saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
     saved["starts"] = [*saved.get("starts", []), start]
+    said = ""
     if params is not None:
+        others = unlike(saved.get("params", {}), params) if abandoned else []
         saved |= with_changes(saved, params, step)
+        if others:
+            said = (
+                f"the steps after {step:,} were trained before with another {', '.join(others)}: the run goes on as a new one in "
+                "MLflow, which begins with the curve up to there"
+            )
+            saved = {**forked(saved, str(saved["place"]), step), "abandoned": saved.get("run_id", "")}
     save_run(run_folder, saved)
     publish()  # before the other place is looked at: if it is this one, it shows the new start
     before = str(saved["place"])
-    said = ""
     if before == place.recorded:
         return said
     if is_elsewhere(saved, start):
@@ -138,6 +152,11 @@ def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
     origin = {"place": place, "step": step, "run_id": saved.get("run_id", "")}
     kept = {key: saved[key] for key in ("place", "params", "changes") if key in saved}
     return {"key": uuid.uuid4().hex, "starts": saved["starts"][-1:], **kept, "origin": origin}
+
+
+def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The fields of two trainings by which their metrics differ."""
+    return [key for key in now if as_param(before.get(key, now[key])) != as_param(now[key]) and not may_change(key)]
 
 
 def with_changes(saved: Mapping[str, Any], params: Mapping[str, Any], step: int) -> dict[str, Any]:

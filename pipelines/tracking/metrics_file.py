@@ -54,13 +54,16 @@ def parse_record(line: bytes | str) -> Record | None:
         return None
 
 
-def drop_after(path: Path, step: int | None) -> list[Record]:
-    """Rewrite the file, atomically, without the records after ``step``, if any, and without torn lines. Returns what it kept."""
-    kept = [record for record in read_records(path) if step is None or record.step <= step]
+def drop_after(path: Path, step: int | None) -> tuple[list[Record], bool]:
+    """Rewrite the file, atomically, without the records after ``step``, if any, and without torn lines. Returns what it kept, and
+    whether there were later records.
+    """
+    found = read_records(path)
+    kept = [record for record in found if step is None or record.step <= step]
     data = b"".join(record.line() for record in kept)
     if path.exists() and path.read_bytes() != data:
         write_atomically(path, data)
-    return kept
+    return kept, len(kept) < len(found)
 
 
 def opened_at_end(path: Path) -> int:

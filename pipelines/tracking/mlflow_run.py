@@ -111,7 +111,10 @@ class MlflowRun:
         for key in self._sent_tags:
             if key.startswith(CHANGED) and key not in named:  # of a start that was undone
                 self.client.delete_tag(self.run_id, key)
-        self._save(name=self.name, starts=saved["starts"][-1:])
+        left = self._existing(saved.get("abandoned"))
+        if left is not None:
+            self.client.set_terminated(left.info.run_id, status="KILLED")
+        self._save(name=self.name, starts=saved["starts"][-1:], abandoned=None)
         data = self.dataset
         if data is not None:
             profile = json.dumps({"documents": data.documents, "tokens": data.tokens})

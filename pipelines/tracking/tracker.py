@@ -97,14 +97,14 @@ class Tracker:
         Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
         """
         run_folder.mkdir(parents=True, exist_ok=True)
-        kept = drop_after(run_folder / "metrics.jsonl", resume_step)
+        kept, abandoned = drop_after(run_folder / "metrics.jsonl", resume_step)
         if config.backend == "none":
             return cls(config, run_folder, None, [])
         step = resume_step if resume_step is not None else kept[-1].step if kept else 0
         trained = None  # a run that is over is trained with nothing
         if resume_step is not None:
             trained = {**params, "store": dataset.digest} if dataset else params
-        said = begin_run(run_folder, place or Place.parse(run_folder), step, told, publish, trained)
+        said = begin_run(run_folder, place or Place.parse(run_folder), step, told, publish, trained, abandoned)
         if said:
             print(f"note: {said}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}

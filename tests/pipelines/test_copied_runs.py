@@ -35,9 +35,9 @@ def config(server: Server, request: pytest.FixtureRequest) -> TrackingConfig:
     return TrackingConfig(uri=server.uri, experiment=request.node.name, system_metrics="off", patience=20)
 
 
-def track(config: TrackingConfig, folder: Path, start: int, stop: int, value: float) -> str:
+def track(config: TrackingConfig, folder: Path, start: int, stop: int, value: float, **params: object) -> str:
     """Resume the run of a folder from a step, and log one value up to another step. Returns MLflow's id of the run."""
-    tracker = Tracker.start(config, folder.parent, folder, folder.name, {}, {}, resume_step=start)
+    tracker = Tracker.start(config, folder.parent, folder, folder.name, params, {}, resume_step=start)
     for step in range(start + 1, stop + 1):
         tracker.log({"a": value}, step)
     assert tracker.finish() and tracker.run_id
@@ -80,6 +80,26 @@ def test_a_copy_has_a_run_and_the_whole_curve_of_its_own(
     assert told.count("note: ") == 1 and f"{copy} is a copy of {original}" in told
     assert track(config, copy, 6, 8, 2.0) == resumed[copy] and track(config, original, 6, 8, 1.0) == before
     assert len(server.runs(config.experiment)) == 2
+
+
+def test_steps_that_are_trained_again_otherwise_are_those_of_a_new_run(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow's points never change, and a curve would be of two trainings."""
+    folder = tmp_path / "run"
+    high = {"optim.lr": 0.05, "validate_every": 10}
+    first = track(config, folder, 0, 8, 1.0, **high)
+    server.post("runs/update", run_id=first, status="RUNNING")  # as a kill leaves it
+    assert track(config, folder, 5, 8, 1.0, **high) == track(config, folder, 5, 8, 1.0, **high, log_every=3) == first
+    assert not capfd.readouterr().err
+    low = {**high, "optim.lr": 0.001}
+    second = track(config, folder, 5, 9, 2.0, **low)
+    assert "the steps after 5 were trained before with another optim.lr" in capfd.readouterr().err
+    assert second != first == tags(server, second)["origin.run_id"]
+    assert curve(server, first) == values((0, 8, 1.0)) and curve(server, second) == values((0, 5, 1.0), (5, 9, 2.0))
+    assert tags(server, second)["changed.optim.lr"] == "step 5: 0.05 → 0.001"
+    assert track(config, folder, 9, 12, 2.0, **high) == track(config, folder, 9, 12, 2.0, **high) == second
+    assert [server.run(run_id)["info"]["status"] for run_id in (first, second)] == ["KILLED", "FINISHED"]
 
 
 def test_a_folder_that_was_moved_is_the_same_run(server: Server, config: TrackingConfig, tmp_path: Path) -> None:

@@ -427,8 +427,12 @@ def test_the_record_survives_torn_lines(tmp_path: Path) -> None:
     file.close()
     file.close()
     assert [record.step for record in read_records(path)] == [1, 3]
-    assert drop_after(path, 2) == [Record(1, 7, {"a": 1.0})] and path.read_bytes() == Record(1, 7, {"a": 1.0}).line()
-    assert read_records(tmp_path / "absent.jsonl") == drop_after(tmp_path / "absent.jsonl", 1) == []
+    assert (
+        drop_after(path, 2) == ([Record(1, 7, {"a": 1.0})], True)
+        and path.read_bytes() == Record(1, 7, {"a": 1.0}).line()
+    )
+    assert drop_after(path, 2) == ([Record(1, 7, {"a": 1.0})], False)
+    assert read_records(tmp_path / "absent.jsonl") == drop_after(tmp_path / "absent.jsonl", 1)[0] == []
 
 
 def test_mlflows_variables_say_what_nothing_else_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
