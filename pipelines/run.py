@@ -23,6 +23,8 @@ from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
 from data_prep.documents import SPLITS
+from pipelines.config.dotted import words_of
+from pipelines.config.run import flatten, to_json
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.training.jobs import Job, Record, run_jobs
@@ -55,7 +57,7 @@ class PipelineConfig:
     tune: str = ""
     """A space of tune_spaces, such as lr, to search first; its winner is then trained."""
     tune_set: tuple[str, ...] = ()
-    """Fields of the sweep, as num_samples=12 steps=200; those of `set` hold there too."""
+    """Fields of the sweep, as num_samples=12 steps=200; those of `set` hold there too. Its winner is trained without them."""
     split: str = "test"
     """Split to evaluate."""
     name: str = ""
@@ -105,13 +107,15 @@ def stages(config: PipelineConfig) -> list[Job]:
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    reads = (*map(Place.parse, source[1:]), *manifests[1:])  # which it writes where the corpus has such splits
-    found = [Job("prepare", "prepare", words, reads, manifests[:1])]
+    reads = tuple(map(Place.parse, source[1:]))
+    others = manifests[1:]  # which it writes where the corpus has such splits
+    found = [Job("prepare", "prepare", words, reads, manifests[:1], may_write=others)]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
     for preset in (config.preset, *config.also):
         run = f"{config.name}-{preset}" if config.name else preset
         what = preset
+        again: list[str] = []
         reads = manifests[:2]
         if config.tune:
             sweep = f"{run}-sweep"
@@ -120,7 +124,8 @@ def stages(config: PipelineConfig) -> list[Job]:
             found.append(Job(f"tune {run}", "tune", words, reads, (best,)))
             what = best.text
             reads = (*reads, best)
-        words = (what, "--run", run, *where, *_options(config.set))
+            again = _own_values(config, preset)
+        words = (what, "--run", run, *where, *again, *_options(config.set))
         found.append(Job(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
         runs.append(run)
     trained = tuple(root / run / "checkpoints" for run in runs)
@@ -140,6 +145,20 @@ def stages(config: PipelineConfig) -> list[Job]:
 def _below(root: str, name: str) -> str:
     """A place below the root, as an option writes it: the query of a URI stays at its end."""
     return (Place.parse(root) / name).text if is_uri(root) else f"{root.rstrip('/')}/{name}"
+
+
+def _own_values(config: PipelineConfig, preset: str) -> list[str]:
+    """Options with the preset's own values of the fields that its search alone had otherwise, and did not vary."""
+    from pipelines.presets import PRESETS
+
+    own = flatten(to_json(PRESETS[preset]))
+    named = [field for field, _, _ in (pair.partition("=") for pair in config.tune_set) if field in own]
+    if not named:
+        return []
+    from tune_spaces.drawing import fields  # imports Ray Tune: seconds
+
+    varied = fields(combine(config.tune, {"preset": preset, **own}))
+    return [word for field in named if field not in varied for word in words_of(field, own[field])]
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:

@@ -61,12 +61,14 @@ def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
 
 def options(config: TrainConfig, base: TrainConfig) -> list[str]:
     """The options that make a run out of another one, as they are typed; without credentials."""
-    found: list[str] = []
-    for field, value in changes(config, base).items():
-        if isinstance(value, bool):
-            group, _, name = field.rpartition(".")
-            found.append(f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--"))
-        elif field != "model.name":
-            values = value if isinstance(value, list) else [value]
-            found += [f"--{field.replace('_', '-')}", *map(without_credentials, values)]
-    return found
+    changed = changes(config, base).items()
+    return [word for field, value in changed if field != "model.name" for word in words_of(field, value)]
+
+
+def words_of(field: str, value: Any) -> list[str]:
+    """The option that gives a field a value, as it is typed; without credentials."""
+    if isinstance(value, bool):
+        group, _, name = field.rpartition(".")
+        return [f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--")]
+    values = value if isinstance(value, list) else [value]
+    return [f"--{field.replace('_', '-')}", *map(without_credentials, values)]

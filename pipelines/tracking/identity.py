@@ -107,7 +107,7 @@ def begin_run(
         saved |= with_changes(saved, params, step)
         if others:
             said = (
-                f"the steps after {step:,} were trained before with another {', '.join(others)}: the run goes on as a new one in "
+                f"the steps after {step:,} were trained before with another {', '.join(others)}: it continues as a new run in "
                 "MLflow, which begins with the curve up to there"
             )
             saved = {**forked(saved, str(saved["place"]), step), "abandoned": saved.get("run_id", "")}

@@ -50,6 +50,8 @@ class Job:
     """Words before these that change nothing of the result: places that are in ``reads`` and ``writes``, and how it is tracked."""
     log: Path | None = None
     """The file that its output goes to; None: to the terminal."""
+    may_write: tuple[Place | Path, ...] = ()
+    """Places that it writes only with certain inputs."""
 
     @property
     def argv(self) -> list[str]:
@@ -59,11 +61,21 @@ class Job:
         """The command as it is typed, without credentials."""
         return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
 
-    def fingerprint(self) -> str:
-        """A hash of its words and of the contents of its places; "" if an output is missing or unknown."""
-        marks = [mark(Place.parse(place)) for place in (*self.reads, *self.writes)]
-        if not self.writes or not all(marks[len(self.reads) :]):
+    def marks_of_inputs(self) -> list[str]:
+        """The marks of what it reads."""
+        return [mark(Place.parse(place)) for place in self.reads]
+
+    def fingerprint(self, inputs: Sequence[str] | None = None) -> str:
+        """A hash of its words and of the contents of its places; "" if an output is missing or unknown.
+
+        Args:
+            inputs: the marks of what it read, from before it began; by default as they are now.
+        """
+        written = [mark(Place.parse(place)) for place in self.writes]
+        if not written or not all(written):
             return ""
+        perhaps = [mark(Place.parse(place)) for place in self.may_write]
+        marks = [*(self.marks_of_inputs() if inputs is None else inputs), *perhaps, *written]
         words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
         return digest([self.module, words, marks])
 
@@ -94,9 +106,9 @@ class Record:
         kept = self._fingerprints().get(job.name)
         return bool(kept) and kept == job.fingerprint()
 
-    def keep(self, job: Job) -> None:
-        """Note that the job is done."""
-        fingerprint = job.fingerprint()
+    def keep(self, job: Job, inputs: Sequence[str] | None = None) -> None:
+        """Note that the job is done. ``inputs``: as of its fingerprint."""
+        fingerprint = job.fingerprint(inputs)
         with file_lock(self.file.parent, "another command", patience=60.0):
             fingerprints = {**self._fingerprints(), job.name: fingerprint}
             self.file.write_atomically(json.dumps(fingerprints, indent=1).encode())
@@ -115,6 +127,8 @@ class _Attempt:
     process: subprocess.Popen[bytes]
     retries: int
     """How often it may fail and begin again."""
+    inputs: list[str]
+    """The marks of what it reads, from before it began: what changes while it runs may be left out."""
     began: float = field(default_factory=time.monotonic)
     signals: int = 0
     """How many it has had of those that came to this process."""
@@ -152,7 +166,8 @@ def run_jobs(
     def begin(job: Job, retries: int) -> None:
         if job.log is None:
             print(f"{title(job)}: {job.shown()}", flush=True)
-        running.append(_Attempt(job, start_job(job, at_once), retries))
+        inputs = job.marks_of_inputs()
+        running.append(_Attempt(job, start_job(job, at_once), retries, inputs))
 
     def end(attempt: _Attempt) -> None:
         running.remove(attempt)
@@ -163,7 +178,7 @@ def run_jobs(
             status = STOPPED_STATUS
         if status == 0:
             if record:
-                record.keep(job)
+                record.keep(job, attempt.inputs)
             if job.log:
                 print(f"{title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
         elif status not in FINAL and attempt.retries:

@@ -72,6 +72,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
     began = time.monotonic()
     latest = {}
     metrics = Tail(run / "metrics.jsonl")
+    before = max((record.time for record in Tail(metrics.place).records(last=True)), default=-1)  # of an earlier start
     messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
         messages.seen = messages.place.size()  # what is there already was shown before
@@ -83,7 +84,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for record in metrics.records(last):
             key = (record.step, tuple(record.metrics))
-            if record.step <= first_step or key in shown:
+            if record.step <= first_step or record.time <= before or key in shown:
                 continue
             shown.add(key)
             latest.update(record.metrics)

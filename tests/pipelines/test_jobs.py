@@ -40,6 +40,26 @@ run_jobs([Job("walks", "prepare", {words!r}, log={f"Path({str(tmp_path / 'log')!
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
+def test_an_input_that_changed_meanwhile_leaves_a_job_to_be_done_again(tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    (source / "a.txt").write_text("a")
+    written = tmp_path / "written"
+    written.touch()
+    job = Job("read", "inspect", HELP, (source,), (written,))
+    record = Record(Place.parse(tmp_path / "jobs.json"))
+
+    def start_and_change(job: Job, at_once: int) -> subprocess.Popen[bytes]:
+        (source / "late.txt").write_text("late")
+        return start_job(job, at_once)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "start_job", start_and_change)
+        assert run_jobs([job], record=record) == {}
+    assert not record.is_current(job)
+    assert run_jobs([job], record=record) == {} and record.is_current(job)
+
+
 def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = Job("made up", "verify", (str(tmp_path / "no-such-store"),))
     assert run_jobs([wrong], retries=3) == {wrong: 2}
