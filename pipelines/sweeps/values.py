@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice, product
 from typing import Any
 
@@ -15,6 +16,7 @@ from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
+from pipelines.tracking.metrics import check_logged
 
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
@@ -34,6 +36,7 @@ def check_values(
     """
     from ray.tune.search.sample import Categorical  # seconds, as below
 
+    from pipelines.training.scoring import carries_states
     from tune_spaces.drawing import expand, listed_or_ends
 
     def check(values: Mapping[str, Any]) -> TrainConfig:
@@ -66,7 +69,9 @@ def check_values(
             place = run.data.store, run.data.corpus, split
             if place not in stores:
                 stores[place] = SegmentStore.open(*place)
-            check_metric(metric, run, stores[place])
+            labelled, ids = stores[place].labelled, stores[place].vocab_size
+            has_states = partial(carries_states, run.model, ids)
+            check_logged("--metric", metric, run.data.corpus, labelled, run.model.name, has_states)
 
 
 def _first_fitting(check: RunWith, candidates: Sequence[Mapping[str, Any]]) -> TrainConfig:
@@ -75,23 +80,6 @@ def _first_fitting(check: RunWith, candidates: Sequence[Mapping[str, Any]]) -> T
         with contextlib.suppress(ValueError):
             return check(values)
     return check(candidates[0])
-
-
-def check_metric(metric: str, run: TrainConfig, store: SegmentStore) -> None:
-    """Raises UserError for a metric that is never logged of a run on this store."""
-    corpus = run.data.corpus
-    why = ""
-    if metric.endswith("error_rate") and not store.labelled:
-        why = f"{corpus} does not label its tokens"
-    if metric.endswith("bits_per_byte") and store.labelled:
-        why = f"{corpus} labels its tokens, and labels have no bytes"
-    if metric.endswith("states_cleared"):
-        from pipelines.training.scoring import carries_states  # imports torch: seconds
-
-        if not carries_states(run.model, store.manifest.tokenizer.vocab_size):
-            why = f"the model {run.model.name} has no recurrent states"
-    if why:
-        raise UserError(f"{why}, so that {metric} is never logged: choose another --metric")
 
 
 def splits(run: TrainConfig) -> list[str]:

@@ -72,8 +72,10 @@ class MlflowRun:
     _sent_params: Mapping[str, str] = field(default_factory=dict)
     _sent_tags: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
+    _experiment_name: str = ""
+    """The experiment that the run is in,"""
     _searched: str = ""
-    """Id of the experiment that the run is in."""
+    """and its id."""
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class MlflowRun:
         if not self.config.uri:
             make_database(self.root / "mlflow.db")
         self.client = MlflowClient(tracking_uri=tracking_uri(self.config, self.root))
+        self._experiment_name = self.config.experiment or "throughline"
         saved = saved_run(self.folder)
         run_id = saved["run_id"] if self.attached else self._find_or_make(saved)
         own = {key: value for key, value in self.params.items() if key.startswith("model.")}
@@ -180,7 +183,16 @@ class MlflowRun:
             key = saved_run(self.folder)["key"]
             noted = None
         self._found = run is not None
-        if run is None:
+        if run is not None:
+            named = self.client.get_experiment(run.info.experiment_id).name
+            if self.config.experiment and named != self.config.experiment:
+                print(
+                    f"note: the run stays in the experiment {named!r}, in which it began: MLflow moves no run",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            self._experiment_name = named
+        else:
             if noted:  # of a store that no longer has it, or never had
                 key = uuid.uuid4().hex
                 self._save(key=key, run_id=None, registered=None)
@@ -216,10 +228,6 @@ class MlflowRun:
                 raise
             return None
         return run if run and run.info.lifecycle_stage == "active" else None
-
-    @property
-    def _experiment_name(self) -> str:
-        return self.config.experiment or "throughline"
 
     def _experiment(self) -> str:
         """Id of the experiment, which is made if need be."""

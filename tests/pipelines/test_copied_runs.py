@@ -102,6 +102,16 @@ def test_steps_that_are_trained_again_otherwise_are_those_of_a_new_run(
     assert [server.run(run_id)["info"]["status"] for run_id in (first, second)] == ["KILLED", "FINISHED"]
 
 
+def test_a_run_stays_in_its_experiment(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    first = track(config, folder, 0, 2, 1.0)
+    assert track(replace(config, experiment="another"), folder, 2, 4, 1.0) == first
+    assert f"note: the run stays in the experiment {config.experiment!r}" in capfd.readouterr().err
+    assert json.loads((folder / RECORD).read_text())["experiment"] == config.experiment
+
+
 def test_a_folder_that_was_moved_is_the_same_run(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
     before = track(config, tmp_path / "first", 0, 2, 1.0)
     (tmp_path / "first").rename(tmp_path / "second")

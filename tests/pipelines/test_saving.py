@@ -121,6 +121,8 @@ class TestPolicy:
         assert [found.step for found in best(made)] == [0, 2, 1]
         with pytest.raises(UserError, match=r"best_by is 'validation/bits': did you mean 'validation/bits_per_"):
             train("--checkpoint.best-by", "validation/bits", name="another")
+        with pytest.raises(UserError, match=r"error_rate is never logged: choose another --checkpoint\.best-by"):
+            train("--checkpoint.best-by", "validation/error_rate", "--validate-every", "5", name="another")
         with pytest.raises(
             UserError, match=r"was begun with checkpoint\.best_by=.*_cleared, and .*: choose another --run$"
         ):
