@@ -10,6 +10,7 @@ of its head; here, as on a cluster that should shrink quickly, it looks every ha
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import signal
@@ -83,4 +84,5 @@ def wait_for(run: Path, workers: int, seconds: float = 300) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False).parse_args()
     sys.exit(main())

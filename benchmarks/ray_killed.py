@@ -8,6 +8,7 @@ again, and weights, optimizer, generators, State, cursor and curve are compared 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -85,4 +86,5 @@ def train(words: list[str], root: Path, victim: str | None) -> tuple[int, str, f
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], allow_abbrev=False).parse_args()
     sys.exit(main())

@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
     source = ["--source", args.folder] if args.folder else []
     prepare.main([corpus, *source, "--tokenizer", "bytes", "--store", store])
 
-    # demo-rec is a Block-Recurrent Transformer with 576,000 parameters. It sees 80 bytes back; State carries the rest.
+    # demo-rec is a Block-Recurrent Transformer with 576,000 parameters. Its attention sees 64 bytes back; State carries the rest.
     data = ["--data.corpus", corpus, "--data.store", store, "--root", args.root, "--run", run]
     train.main(["demo-rec", *data, "--steps", args.steps, *options])
 
