@@ -20,11 +20,11 @@ from ray.tune.schedulers import (
     ResourceChangingScheduler,
     TrialScheduler,
 )
-from ray.tune.search.sample import Float
+from ray.tune.search.sample import Float, Integer
 from ray.tune.stopper import Stopper
 
 from tune_spaces import SCHEDULERS, STOPPERS
-from tune_spaces.drawing import METRIC, rounded
+from tune_spaces.drawing import METRIC, listed_or_ends, rounded
 from tune_spaces.named import kind_of, make
 
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
@@ -77,7 +77,7 @@ def scheduler(
         "min_time_slice": math.inf,  # median: do not pause a trial to let others catch up
         "perturbation_interval": every,
         "hyperparam_mutations": {key: getattr(domain, "categories", domain) for key, domain in domains.items()},
-        "custom_explore_fn": partial(_rounded_values, dict(domains)),
+        "custom_explore_fn": partial(within_ranges, dict(domains)),
         "hyperparam_bounds": {key: [d.lower, d.upper] for key, d in domains.items() if isinstance(d, Float)},
         "log_config": False,
         "synch": True,
@@ -113,9 +113,14 @@ def scheduler(
     return rule
 
 
-def _rounded_values(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The values that a population has changed, as a person would write them."""
-    return {key: rounded(domains[key], value) if key in domains else value for key, value in config.items()}
+def within_ranges(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """The values that a population has changed, as a person would write them, and within the ranges of the sweep."""
+    changed = dict(config)
+    for key, domain in domains.items():
+        if key in config and isinstance(domain, Float | Integer):
+            lowest, highest = listed_or_ends(domain) or (-math.inf, math.inf)
+            changed[key] = rounded(domain, min(max(config[key], lowest), highest))
+    return changed
 
 
 def stopper(name: str) -> Stopper:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher as TuneSearcher
 
@@ -13,7 +14,7 @@ from tests.tune_spaces.test_spaces import decisions, values
 from tune_spaces import SCHEDULERS, combine
 from tune_spaces.drawing import Searcher
 from tune_spaces.named import is_exact, kind_of, make
-from tune_spaces.stopping import scheduler, stopper
+from tune_spaces.stopping import scheduler, stopper, within_ranges
 
 
 class StopsAbove(FIFOScheduler):
@@ -153,6 +154,13 @@ def test_tunes_own_by_path_decide_as_by_name() -> None:
     results = [("a", 10, 3.0), ("b", 10, 2.0), ("c", 10, 5.0), ("b", 30, 1.5), ("d", 10, 1.0), ("d", 30, 1.9)]
     path = "ray.tune.schedulers:ASHAScheduler(grace_period=10, max_t=90, reduction_factor=3, stop_last_trials=False)"
     assert decisions("asha", results) == decisions(path, results) != [False] * 6
+
+
+def test_what_a_population_changes_stays_within_the_ranges() -> None:
+    space = combine("optim.lr=1e-4..1e-2+seed=0,1", values("small-rec")) | {"data.lanes": tune.randint(2, 9)}
+    changed = {"trial": "003", "optim.lr": 0.0099 * 1.2, "data.lanes": 8 * 1.2, "seed": 1}
+    assert within_ranges(space, changed) == {"trial": "003", "optim.lr": 0.01, "data.lanes": 8, "seed": 1}
+    assert within_ranges(space, {"optim.lr": 0.00123456})["optim.lr"] == 0.00123
 
 
 def test_a_plateau_stops_what_has_come_to_rest() -> None:
