@@ -62,7 +62,8 @@ def parse_uri(text: str) -> tuple[str, str]:
             f"the URI {uri.scheme}://… has a quote or a blank in a key or password: write %27 for ', %22 for \" and %20 for a "
             "blank, or give it in the environment"
         )
-    if uri.scheme in _OF_BUCKETS and not uri.netloc.rpartition("@")[2]:
+    before, _, after = uri.netloc.rpartition("@")
+    if uri.scheme in _OF_BUCKETS and not (before if uri.scheme.startswith("abfs") and "@" in uri.netloc else after):
         raise PlaceError(f"the URI {uri.scheme}://… names no bucket: write {uri.scheme}://bucket/folder")
     bare = text.partition("?")[0]
     if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:

@@ -14,7 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from common.places import Place
+from data_prep.corpora.jsonl import JsonLines
+from data_prep.corpora.streams import is_hidden
 from data_prep.corpora.tasks import Task
+from data_prep.corpora.text import Text
 from data_prep.documents import Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
 from data_prep.plan import SplitScan
@@ -24,14 +27,16 @@ from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded
 
 
 def check_outside(corpus: Corpus, folder: Place) -> None:
-    """Raises StoreError where a corpus's folder in a store lies in the folder of its texts, with which it would be read."""
-    source = getattr(corpus, "source", "")
-    root = Place.parse(source) if source else folder
-    if not (root.is_local and folder.is_local):
+    """Raises StoreError where a corpus's folder in a store lies in the folder of its texts, and holds files that it would read."""
+    if not (isinstance(corpus, Text | JsonLines) and corpus.source and folder.is_local):
         return
-    around = Path(os.path.realpath(root.path))
-    if around in Path(os.path.realpath(folder.path)).parents:
-        raise StoreError(f"{folder} lies in {root}, and would be read as a part of it: give --store another place")
+    root = Place.parse(corpus.source)
+    if not root.is_local or Path(os.path.realpath(root.path)) not in Path(os.path.realpath(folder.path)).parents:
+        return
+    files = [file.name for file in folder.list(recursive=True)] or ["tokenizer/tokenizer.json"]
+    read = next(filter(corpus.takes, files), None)
+    if read and not is_hidden(os.path.relpath(folder.path, root.path)):
+        raise StoreError(f"{folder} lies in {root}, and {read} would be read as a text: give --store another place")
 
 
 def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> None:

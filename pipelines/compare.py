@@ -27,7 +27,7 @@ from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import HOME, first_writable, tracked_as, writable
-from pipelines.reports.comparison import compare, comparison_table, seeds_of, write_comparison
+from pipelines.reports.comparison import PICTURES, compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
 from pipelines.reports.sweep_report import report_sweep
@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
     output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
     target = RunFolder(output)  # a bucket gets it from a working folder
     paths = write_comparison(comparison, target.folder)
-    target.publish(*(path.name for path in paths))
+    target.publish_report(paths, PICTURES)
     charts: list[Path] = []
     for sweep in (RunFolder(place) for place in places if is_sweep(place)):
         with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):

@@ -44,7 +44,7 @@ from pipelines.inference.targets import (
     writable,
 )
 from pipelines.reports.characters import BYTES, writing_of
-from pipelines.reports.evaluation import evaluation_rows, evaluation_table, seeds_of, write_report
+from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
@@ -230,7 +230,7 @@ def report(
     for line in leads(evaluations):
         print(line, flush=True)
     paths = write_report(evaluations, report_folder.folder, unigram=unigram)
-    report_folder.publish(*(path.name for path in paths))
+    report_folder.publish_report(paths, PICTURES)
     track(config, targets, evaluations, paths)
     return paths
 

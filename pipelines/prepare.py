@@ -183,7 +183,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)
     if config.overwrite:
-        split_remarks.check_encodes(tokenizer, [planned.scan for planned in plans.values()])
+        standing = (planned for split, planned in plans.items() if (config.place / split / "manifest.json").exists())
+        split_remarks.check_encodes(tokenizer, [planned.scan for planned in standing])
     for split in (*plans, *empty):
         if config.overwrite or split in empty:
             discard_split(config.place / split, unfinished=split in empty)

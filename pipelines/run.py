@@ -152,13 +152,14 @@ def _own_values(config: PipelineConfig, preset: str) -> list[str]:
     from pipelines.presets import PRESETS
 
     own = flatten(to_json(PRESETS[preset]))
-    named = [field for field, _, _ in (pair.partition("=") for pair in config.tune_set) if field in own]
+    named = [field for field in (pair.partition("=")[0].replace("-", "_") for pair in config.tune_set) if field in own]
     if not named:
         return []
     from tune_spaces.drawing import fields  # imports Ray Tune: seconds
 
     varied = fields(combine(config.tune, {"preset": preset, **own}))
-    return [word for field in named if field not in varied for word in words_of(field, own[field])]
+    kept = [field for field in named if not (field in varied or ("preset" in varied and field.startswith("model.")))]
+    return [word for field in kept for word in words_of(field, own[field])]
 
 
 def _options(pairs: tuple[str, ...]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformers.utils.logging import get_logger
@@ -83,7 +84,7 @@ def write(folder: Path, packages: set[str], modules: list[str]) -> None:
         written.add(module)
         source = source_of(module)
         tree = ast.parse(source)
-        for line in tree.body:
+        for line in lines_that_run(tree):
             if unavailable(line, packages):
                 logger.warning(
                     f"{folder} opens only where Throughline and {module} are installed, since that module has "
@@ -104,12 +105,27 @@ def write(folder: Path, packages: set[str], modules: list[str]) -> None:
         (folder / f"{flat(module)}.py").write_text("".join(lines), "utf-8")
 
 
+def lines_that_run(tree: ast.Module) -> Iterator[ast.stmt]:
+    """All statements, also within others, but those for type checkers alone."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.stmt):
+            yield node
+        waiting += ast.iter_child_nodes(node)
+
+
 def unavailable(line: ast.stmt, packages: set[str]) -> bool:
     """Whether a line imports what the folder does not have: a module of our commands, or a module of the packages as a whole."""
     if isinstance(line, ast.Import):
         return any(alias.name.partition(".")[0] in {*packages, *COMMANDS} for alias in line.names)
-    if not isinstance(line, ast.ImportFrom) or not line.module:
+    if not isinstance(line, ast.ImportFrom):
         return False
+    if line.level or not line.module:  # a neighbour, which is not written
+        return True
     if line.module.partition(".")[0] in packages:
         return any(is_module(f"{line.module}.{alias.name}") for alias in line.names)
     return line.module.partition(".")[0] in COMMANDS

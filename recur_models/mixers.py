@@ -57,8 +57,10 @@ READERS: dict[str, tuple[MixerName, ...]] = {
     "householders": ("delta",),
     "output_gate": ("delta",),
     "head_norm": ("delta",),
+    "rotary": ("retention",),
+    "conv": ("delta", "mamba2"),
 }
-"""The mixers that read an option which changes the model. Where none is in the stack, the option is refused."""
+"""The mixers that read an option which changes the model. A new run is refused where none of them is in the stack."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,6 @@ class MixersConfig(ModelConfig):
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
         check_block(self.window, self.chunk, self.conv if {"delta", "mamba2"} & set(self.layers) else 1)
-        for name, readers in READERS.items():
-            if getattr(self, name) != getattr(type(self), name) and not set(readers) & set(self.layers):
-                raise UserError(
-                    f"model.{name} is {getattr(self, name)}, which only {' and '.join(readers)} read: name one of them in "
-                    f"--model.layers, or leave the option out"
-                )
         if self.rotary and "retention" in self.layers and self.key_dim % 2:
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
@@ -128,6 +124,14 @@ class MixersConfig(ModelConfig):
             )
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")
+
+    def check_new(self) -> None:
+        for name, readers in READERS.items():
+            if getattr(self, name) != getattr(type(self), name) and not set(readers) & set(self.layers):
+                raise UserError(
+                    f"model.{name} is {getattr(self, name)}, and no layer reads it: name {' or '.join(readers)} in "
+                    "--model.layers, or leave the option out"
+                )
 
     @property
     def block(self) -> int:

@@ -56,8 +56,8 @@ class ContinuationsConfig:
     seed: int = 0
     """Seeds the choice of places."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/continuations-<name>` (for a split other than test, with `-<split>` at its
-    end) beside the run, or in `runs` if nothing can be written there."""
+    """Folder or URI of the report; by default `reports/continuations-<name>` beside the run, or in `runs` if nothing can be written
+    there. Options that differ from the defaults stand behind the name."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
@@ -65,9 +65,11 @@ class ContinuationsConfig:
 
     @property
     def chosen(self) -> str:
-        """In a report's name: which checkpoint is read, if not the newest, and which places, behind how much context."""
-        parts = [] if self.checkpoint == "newest" else [self.checkpoint]
-        parts += [f"{name}-{value}" for name, value in (("blocks", self.blocks), ("seed", self.seed)) if value]
+        """In a report's name: which checkpoint is read, and the options of what is read and written, if not the default."""
+        parts: list[str] = [] if self.checkpoint == "newest" else [self.checkpoint]
+        for name in ("places", "new_tokens", "blocks", "seed"):
+            if getattr(self, name) != getattr(type(self), name):
+                parts.append(f"{name.replace('_', '-')}-{getattr(self, name)}")
         return "-".join(parts)
 
 

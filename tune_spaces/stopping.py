@@ -33,7 +33,10 @@ ACTING = (PopulationBasedTraining, HyperBandScheduler)
 """These pause trials and change them: hearing the results again would do it again."""
 TIMES = ("tokens", "rungs", "training_iteration")
 """The units that a scheduler may count in."""
-NUMBERS = ("grace_period", "max_t", "perturbation_interval", "reduction_factor", "burn_in_period")
+NUMBERS = (
+    *("grace_period", "max_t", "reduction_factor", "perturbation_interval", "burn_in_period"),
+    *("min_samples_required", "min_time_slice", "resample_probability", "quantile_fraction"),
+)
 """Arguments of schedulers that are no numbers only by mistake, which they notice in the middle of a sweep."""
 TRIED_RESULTS = 8
 """Results that a stopper gets before a sweep: more than the grace period of Tune's own, after which they compare."""
@@ -99,7 +102,9 @@ def scheduler(
         raise ValueError(f"{name}: the State of a trial fits others at the same step alone: leave synch=False out")
     if changes_values(name) and counted != "tokens":
         raise ValueError(f"{name}: a population is compared after equal tokens: leave time_attr out")
-    wrong = [key for key in NUMBERS if key in given and not isinstance(given[key], int | float)]
+    wrong = [
+        key for key in NUMBERS if isinstance(given.get(key, 0), bool) or not isinstance(given.get(key, 0), int | float)
+    ]
     if wrong:
         raise ValueError(f"{name}: {wrong[0]} is {given[wrong[0]]!r}: write a number")
     if given.get("perturbation_interval", every) < every:

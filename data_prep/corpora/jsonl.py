@@ -87,6 +87,10 @@ class JsonLines:
         threads = {"thread_field": self.thread_field, "thread_separator": self.thread_separator}
         return {"text_field": self.text_field, **(threads if self.thread_field else {})}
 
+    def takes(self, name: str) -> bool:
+        """Whether a file of this name is read."""
+        return name.lower().endswith(ENDINGS) and name.rpartition("/")[2] not in NOT_DATA
+
     def splits_by_hash(self) -> bool:
         return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
 

@@ -50,6 +50,10 @@ class Text:
     def options(self) -> dict[str, Any]:
         return {}
 
+    def takes(self, name: str) -> bool:
+        """Whether a file of this name counts as a document."""
+        return PurePosixPath(name).match(self.pattern)
+
     def splits_by_hash(self) -> bool:
         return not split_folders(folder_of(self.name, self.source))
 
@@ -58,7 +62,7 @@ class Text:
         root = folder_of(self.name, self.source)
         folders = split_folders(root)
         found = files_in(root, recursive=True, follow=True)
-        matching = [file for file in found if PurePosixPath(file.name).match(self.pattern)]
+        matching = [file for file in found if self.takes(file.name)]
         files = [file for file in matching if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")

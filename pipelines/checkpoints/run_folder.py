@@ -103,6 +103,14 @@ class RunFolder:
                         copy(Place.parse(path), self.place / name)
                         _published[path] = state
 
+    def publish_report(self, written: Sequence[Path], known: Sequence[str]) -> None:
+        """Publish a report's files, and remove those of the ``known`` names that it does not have: an earlier one left them."""
+        names = [path.name for path in written]
+        for name in sorted(set(known) - set(names)):
+            (self.folder / name).unlink(missing_ok=True)
+            (self.place / name).delete()
+        self.publish(*names)
+
     def fetch(self, *names: str) -> None:
         """Bring files of the working folder to what the bucket has.
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from jinja2 import TemplateError
-
 from common.errors import UserError
 from data_prep.tokenizers import HuggingFaceTokenizer
 from pipelines.inference.trained import ExportedTokenizer, Trained
@@ -27,7 +25,7 @@ def chat_ids(trained: Trained, message: str) -> list[int]:
     messages = [{"role": "user", "content": message}]
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    except (TemplateError, ValueError) as error:
+    except Exception as error:  # whatever the template raises
         raise UserError(
             f"the chat template of {trained.place} cannot write the message ({error}): leave out --chat, or repair the template"
         ) from None

@@ -237,11 +237,13 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
     return what, spots
 
 
+PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
+"""Pictures of `write_comparison`, of which some are not made of all runs."""
+
+
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """comparison.csv, comparison.png, frontier.png where a token does not cost all of them the same, and cumulative.png where
     all of them have been evaluated on one text."""
-    for name in ("frontier.png", "cumulative.png"):
-        (folder / name).unlink(missing_ok=True)  # of another comparison
     what, spots = spots_of(comparison)
     found = [kept_evaluation(run.folder, run.config_hash, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]

@@ -137,13 +137,15 @@ def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
     return seeds_table(rows, SEEDS) if rows and len({e.split for e in evaluations}) == 1 else None
 
 
+PICTURES = ("cumulative.png", "errors.png", "worth.png", "frontier.png")
+"""Pictures of `write_report`, of which some are not made of all evaluations."""
+
+
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
     """Write report.json (every metric, by position too), table.csv, cumulative.png of one text's tokens, worth.png where something
     stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
     their paths.
     """
-    for name in ("cumulative.png", "errors.png", "worth.png", "frontier.png"):
-        (folder / name).unlink(missing_ok=True)  # of another evaluation
     rows = evaluation_rows(evaluations, unigram)
     seeds = over_seeds(evaluations, rows, list(SEEDS))
     values = {

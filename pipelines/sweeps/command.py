@@ -239,9 +239,10 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
-        if name == "data.store" and config.equalize == "flops":
+        own_store = Place.parse(run.data.store) / run.data.corpus
+        if name == "data.store" and config.equalize == "flops" and not own_store.is_dir():
             raise UserError(
-                "the space varies data.store, whose vocabularies cost differently: choose another --equalize"
+                f"--equalize flops counts from the preset's own store, and {own_store} is none: choose another --equalize"
             )
         if name == "steps" and config.equalize != "steps":
             raise UserError(

@@ -101,26 +101,27 @@ def begin_run(
     saved: dict[str, Any] = saved_run(run_folder) or dict(told or {})
     saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
     saved["starts"] = [*saved.get("starts", []), start]
-    said = ""
+    others: list[str] = []
     if params is not None:
         others = unlike(saved.get("params", {}), params) if abandoned else []
         saved |= with_changes(saved, params, step)
-        if others:
-            said = (
-                f"the steps after {step:,} were trained before with another {', '.join(others)}: it continues as a new run in "
-                "MLflow, which begins with the curve up to there"
-            )
-            saved = {**forked(saved, str(saved["place"]), step), "abandoned": saved.get("run_id", "")}
     save_run(run_folder, saved)
     publish()  # before the other place is looked at: if it is this one, it shows the new start
     before = str(saved["place"])
-    if before == place.recorded:
-        return said
-    if is_elsewhere(saved, start):
+    said = ""
+    if before != place.recorded and is_elsewhere(saved, start):
         said = is_a_copy(place.recorded, before)
         saved = forked(saved, before, step)
-    save_run(run_folder, {**saved, "place": place.recorded})
-    publish()
+    elif others:
+        said = (
+            f"the steps after {step:,} were trained before with another {', '.join(others)}: it continues as a new run in MLflow, "
+            "which begins with the curve up to there"
+        )
+        left = {"run_id": saved.get("run_id"), "starts": saved["starts"]}
+        saved = {**forked(saved, before, step), "abandoned": left}
+    if said or before != place.recorded:
+        save_run(run_folder, {**saved, "place": place.recorded})
+        publish()
     return said
 
 

@@ -114,8 +114,9 @@ class MlflowRun:
         for key in self._sent_tags:
             if key.startswith(CHANGED) and key not in named:  # of a start that was undone
                 self.client.delete_tag(self.run_id, key)
-        left = self._existing(saved.get("abandoned"))
-        if left is not None:
+        abandoned = saved.get("abandoned", {})
+        left = self._existing(abandoned.get("run_id"))
+        if left is not None and left.data.tags.get(START) in abandoned["starts"]:  # else a copy continues it
             self.client.set_terminated(left.info.run_id, status="KILLED")
         self._save(name=self.name, starts=saved["starts"][-1:], abandoned=None)
         data = self.dataset

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from common.errors import UserError
 from data_prep.lanes import TrainingLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -44,9 +43,12 @@ class TrainState:
         if bits is not None:  # none where nothing is to be predicted
             best_by = metrics.get(config.checkpoint.best_by)
             if best_by is None:
-                raise UserError(
-                    f"the validation at step {step} has no {config.checkpoint.best_by}: choose another --checkpoint.best-by"
+                print(
+                    f"warning: step {step:,} has no {config.checkpoint.best_by}, and its checkpoint is not ranked by it",
+                    flush=True,
                 )
+                self.validation = None
+                return
             self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by}
 
     def warn_of_unused_state(self, health: Health, tracker: Tracker, step: int) -> None:

@@ -47,9 +47,9 @@ ASSUMED_RATE = 1.25e14
 MEASURED_FLOPS = 5e11
 """The most FLOPs of a step that is timed on this machine."""
 FILES = ("metadata", "ids")
+"""Options of a corpus that name a local file: they are no part of a store's name."""
 DECIDE_THE_BEST = frozenset({"validate_every", "validate_tokens", "checkpoint.every"})
 """Fields that change nothing of a training but which of its checkpoints is the best."""
-"""Options of a corpus that name a local file: they are no part of a store's name."""
 TIMED_STEPS = 7
 """How many steps are timed; a table has their median."""
 

@@ -47,7 +47,10 @@ def test_a_file_uri_with_a_folder_in_place_of_a_machine_is_refused(uri: str):
     assert parse_uri("file://localhost/a/b") == parse_uri("file:///a/b") == ("", "/a/b")
 
 
-@pytest.mark.parametrize("uri", ["s3://", "s3:///books/x", "gs:///x", "abfs://", "s3://KEY:secret@/x"])
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://", "s3:///books/x", "gs:///x", "abfs://", "abfs://@account.dfs.core.windows.net/x", "s3://KEY:secret@/x"],
+)
 def test_a_uri_without_a_bucket_is_refused(uri: str):
     with pytest.raises(PlaceError, match="names no bucket: write ") as caught:
         parse_uri(uri)

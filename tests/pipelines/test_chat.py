@@ -143,7 +143,7 @@ def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(
 
     template = tmp_path / "exported" / "chat_template.jinja"
     whole = template.read_text()
-    for damaged in ("{{ raise_exception('begin with the system') }}", "{% if %}"):
+    for damaged in ("{{ raise_exception('begin with the system') }}", "{% if %}", "{{ 1 / 0 }}"):
         template.write_text(damaged)
         with pytest.raises(UserError, match=r"the chat template of .* cannot write the message \("):
             generate.main([str(tmp_path / "exported"), "--chat", "--prompt", "once upon"])

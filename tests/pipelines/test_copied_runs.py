@@ -102,6 +102,19 @@ def test_steps_that_are_trained_again_otherwise_are_those_of_a_new_run(
     assert [server.run(run_id)["info"]["status"] for run_id in (first, second)] == ["KILLED", "FINISHED"]
 
 
+def test_a_copy_that_is_trained_otherwise_leaves_the_original_alone(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original, copy = tmp_path / "a", tmp_path / "b"
+    first = track(config, original, 0, 8, 1.0, **{"optim.lr": 0.05})
+    server.post("runs/update", run_id=first, status="RUNNING")  # it still trains
+    shutil.copytree(original, copy)
+    second = track(config, copy, 5, 9, 2.0, **{"optim.lr": 0.001})
+    assert f"{copy} is a copy of {original}" in capfd.readouterr().err
+    assert tags(server, second)["origin"] == f"{original}, step 5"
+    assert server.run(first)["info"]["status"] == "RUNNING"
+
+
 def test_a_run_stays_in_its_experiment(
     server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,11 @@ def test_characters_and_unigram_are_the_same_however_much_is_looked_at_together(
 def test_metrics_table_and_files(
     two_runs: list[str], store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    earlier = tmp_path / "runs" / "reports" / "rec-vs-other" / "errors.png"  # of an evaluation on labels
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     evaluate.main([*two_runs, *QUIET])
+    assert not earlier.exists()
     out = capsys.readouterr().out
     assert "unigram" in out and "cumulative.png" in out and "clearing its recurrent states" in out
     folder = tmp_path / "runs" / "reports" / "rec-vs-other"

@@ -106,7 +106,6 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 KILLED = """
 import os, signal, sys, time
-from common.errors import UserError
 from data_prep import sharding
 from pipelines.prepare import main
 commit, count = sharding.commit_part, 0
@@ -220,12 +219,22 @@ def test_titles_that_changed_are_named(make_config, tmp_path: Path, capsys: pyte
     assert SegmentStore.open(made.folder / "train").documents.texts("title") == ["Another name"]
 
 
-def test_a_store_among_its_texts_is_refused(make_config, text_folder: Path) -> None:
+def test_a_store_whose_files_would_be_read_as_texts_is_refused(make_config, text_folder: Path) -> None:
+    within = make_config(store=str(text_folder / "runs" / "store"))
+    prepare(within)
+    prepare(within)  # none of its files is called *.txt
+    (text_folder / "runs" / "store" / "text" / "tokenizer" / "merges.txt").write_text("a b")  # as a GPT-2's has
     with pytest.raises(
-        StoreError, match=r"runs/store/text lies in .*, and would be read as a part of it: give --store"
+        StoreError, match=r"/text lies in .*, and tokenizer/merges\.txt would be read as a text: give --st"
     ):
-        prepare(make_config(store=str(text_folder / "runs" / "store")))
-    assert not (text_folder / "runs").exists()
+        prepare(within)
+    lines = text_folder / "lines"
+    lines.mkdir()
+    (lines / "a.jsonl").write_text('{"text": "a"}')
+    of_lines = replace(within, corpus=JsonLines(source=str(lines)), store=str(lines / "store"))
+    with pytest.raises(StoreError, match=r"tokenizer/tokenizer\.json would be read as a text"):
+        prepare(of_lines)
+    assert not (lines / "store").exists()
 
 
 def test_a_damaged_chat_template_is_refused_before_anything_is_written(make_config, tmp_path: Path) -> None:

@@ -206,9 +206,6 @@ def test_metrics_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path
     )
     names = {path.name for path in write_report([replace(REC, flops_per_token=1.0), other], tmp_path)}
     assert "cumulative.png" not in names and spots_of([REC, other])[0] == "perplexity per word"
-    (tmp_path / "cumulative.png").touch()  # of another evaluation
-    write_report([REC, other], tmp_path)
-    assert not (tmp_path / "cumulative.png").exists()
     wordless = [replace(e, flops_per_token=1.0, carried=replace(e.carried, words=0)) for e in (REC, other)]
     assert spots_of(wordless) == ("perplexity per token", [])
 

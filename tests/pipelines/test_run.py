@@ -92,7 +92,7 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
     assert tune[-4:] == ("--steps", "9", "--num_samples", "4")
     assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
-    brief = replace(config, tune_set=("num_samples=4", "steps=3", "validate_every=2", "optim.lr=1"), set=())
+    brief = replace(config, tune_set=("num_samples=4", "steps=3", "validate-every=2", "optim.lr=1"), set=())
     assert stages(brief)[2].words[-4:] == ("--steps", "1000", "--validate-every", "200")  # the preset's own again
     config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")

@@ -500,7 +500,10 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["preset=small-rec,small-slide+model.states=4,8"], "cannot be searched with preset small-slide"),
         (["preset=tiny-walk-lstm,tiny-walk-slide"], "/random-walk/train"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
-        (["data.store=a,b", "--equalize", "flops"], "the space varies data.store, whose vocabularies cost differently"),
+        (
+            ["data.store=a,b", "--equalize", "flops", "--data.store", "nowhere"],
+            "--equalize flops counts from the preset's own store, and .*/nowhere/text is none: choose another --equalize",
+        ),
         (["steps=10,20"], "the space varies steps, which --equalize tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),
     ],

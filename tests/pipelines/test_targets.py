@@ -25,7 +25,7 @@ QUIET = ("--tracking.backend", "none")
 COMMANDS = (
     (evaluate, "{}", ()),
     (tokens, "tokens-{0}-cleared-vs-{0}", ()),
-    (continuations, "continuations-{}", ("--places", "1", "--new-tokens", "8")),
+    (continuations, "continuations-{}-places-1-new-tokens-8", ("--places", "1", "--new-tokens", "8")),
 )
 """Commands, what their reports are called, and words that make them quick."""
 

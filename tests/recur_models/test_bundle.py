@@ -104,7 +104,7 @@ def test_every_model_generates_the_same_where_throughline_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gru: Any = importlib.import_module("examples.gru").GruConfig
-    MODELS.pop("gru")
+    MODELS.pop("gru", None)
     monkeypatch.setitem(MODELS, "gru", gru)
     own = {"own": own_config(tmp_path, monkeypatch), "gru": gru(block=4, width=8)}
     configs = representatives() | own
@@ -127,12 +127,18 @@ def test_every_model_generates_the_same_where_throughline_is_not_installed(
 
 
 @pytest.mark.parametrize(
-    "line", ["from recur_models import costs", "import recur_models.costs", "from pipelines.presets import PRESETS"]
+    "line",
+    [
+        "from recur_models import costs",
+        "import recur_models.costs",
+        "from pipelines.presets import PRESETS",
+        "from .helper import helped",
+    ],
 )
 def test_an_import_that_the_folder_lacks_is_said(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / f"{PLUGIN_NAME}.py").write_text(f"{line}\nfrom recur_models.costs import Costs\n")
+    (tmp_path / f"{PLUGIN_NAME}.py").write_text(f"if True:\n    {line}\nfrom recur_models.costs import Costs\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, PLUGIN_NAME, raising=False)
     write(tmp_path, {PLUGIN_NAME, *PACKAGES}, [PLUGIN_NAME])

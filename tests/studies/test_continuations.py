@@ -85,7 +85,8 @@ def test_no_token_of_the_context_is_left_in_sight(train: Train) -> None:
 def test_every_recurrent_model_continues(model: str, train_model: Callable[..., Path], tmp_path: Path) -> None:
     run = train_model(model, "--steps", "1", "--validate-every", "0")
     continuations.main([str(run), "--places", "2", "--new-tokens", "20", "--blocks", "1", *QUIET])
-    report = json.loads((run.parent / "reports" / "continuations-run-blocks-1" / "continuations.json").read_text())
+    folder = run.parent / "reports" / "continuations-run-places-2-new-tokens-20-blocks-1"
+    report = json.loads((folder / "continuations.json").read_text())
     assert len(report["passages"]) == 2
 
 
@@ -116,7 +117,7 @@ def test_the_report_has_the_texts(
     run, tracked = train("--steps", "10"), ("--tracking.backend", "mlflow", "--tracking.uri", server.uri)
     words = [str(run), "--places", "3", "--new-tokens", "30"]
     continuations.main([*words, *tracked, "--tracking.experiment", "continuations"])
-    out, folder = capsys.readouterr().out, run.parent / "reports" / "continuations-run"
+    out, folder = capsys.readouterr().out, run.parent / "reports" / "continuations-run-places-3-new-tokens-30"
     report, shown = (json.loads((folder / "continuations.json").read_text()), (folder / "continuations.md").read_text())
     split = SegmentStore.open(store, "text", "test")
     documents = {d.title or d.id: i for i, d in enumerate(split.manifest.documents)}
