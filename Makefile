@@ -14,11 +14,11 @@ $(ENV): pyproject.toml constraints.txt
 
 # Prepare the standard library's source as bytes, train rec and slide, evaluate both, draw their curves, and say where to look.
 demo: $(ENV)
-	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store $(ROOT)/store
-	$(RUN) -m pipelines.train demo-rec --root $(ROOT) --data.store $(ROOT)/store
-	$(RUN) -m pipelines.train demo-slide --root $(ROOT) --data.store $(ROOT)/store
-	$(RUN) -m pipelines.compare $(ROOT)/demo-rec $(ROOT)/demo-slide
-	$(RUN) -m pipelines.evaluate $(ROOT)/demo-slide $(ROOT)/demo-rec --clear states --lanes 4
+	$(RUN) -m pipelines.prepare python-source --tokenizer bytes --store '$(ROOT)/store'
+	$(RUN) -m pipelines.train demo-rec --root '$(ROOT)' --data.store '$(ROOT)/store'
+	$(RUN) -m pipelines.train demo-slide --root '$(ROOT)' --data.store '$(ROOT)/store'
+	$(RUN) -m pipelines.compare '$(ROOT)/demo-rec' '$(ROOT)/demo-slide'
+	$(RUN) -m pipelines.evaluate '$(ROOT)/demo-slide' '$(ROOT)/demo-rec' --clear states --lanes 4
 
 # Three at once on two cores, since Ray is waited for; after a crash xdist would wait for ever, were a worker started again.
 PYTEST := $(RUN) -m pytest -q -n 3 --dist loadgroup --max-worker-restart 0
@@ -51,7 +51,7 @@ docs: $(ENV)
 
 # MLflow's pages on the runs below ROOT, at the address that it prints.
 ui: $(ENV)
-	$(RUN) -m pipelines.ui --root $(ROOT)
+	$(RUN) -m pipelines.ui --root '$(ROOT)'
 
 bench: $(ENV)
 	$(RUN) -m benchmarks.step_time

@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from common.errors import UserError
 from common.places import WITHOUT_LOCKS, Place
 
 LOCK = ".lock"
+APPEARS_SECONDS = 5.0
+"""How long a folder that was just made may seem not to be there: other commands remove empty ones."""
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a folder where nobody can write."""
 
@@ -78,6 +81,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
 def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
     """The lock, held. Raises ``taken`` where another process still has it after so many seconds."""
     lock = FileLock(path, timeout=patience, mode=0o666, fallback_to_soft=False)
+    began = time.monotonic()
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +90,9 @@ def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
         except Timeout:
             raise taken from None
         except FileNotFoundError:  # the folder went between
-            pass
+            if time.monotonic() - began > patience + APPEARS_SECONDS:
+                raise
+            time.sleep(0.001)
         except FileExistsError:  # so it did while mkdir looked whether it is one
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR(path.parent.lstat().st_mode):

@@ -48,7 +48,12 @@ def parse_uri(text: str) -> tuple[str, str]:
 
     Raises PlaceError for a URI that nothing here opens, or of which a part would be dropped or shown; looks at no file.
     """
-    uri = urllib.parse.urlsplit(text)
+    try:
+        uri = urllib.parse.urlsplit(text)
+    except ValueError:  # its message may hold a key
+        raise PlaceError(
+            f"the URI {text.partition('://')[0]}://… has a bracket in its bucket or host: leave it out"
+        ) from None
     if "#" in text or (uri.scheme == "file" and "?" in text):  # not shown: half of a secret may stand before it
         raise PlaceError(f"the URI {uri.scheme}://… would be cut short at a sign in it: write %23 for # and %3F for ?")
     if uri.scheme == "file":

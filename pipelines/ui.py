@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.errors import UserError
 from pipelines.config.run import TrackingConfig
 from pipelines.terminal import cli
 from pipelines.tracking.client import check_tracking, tracking_uri
@@ -26,6 +27,10 @@ class UiConfig:
     """Folder of all runs, which holds mlflow.db."""
     port: int = 5000
     """Port on 127.0.0.1."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 1 << 16:
+            raise UserError(f"port is {self.port}: give one from 1 to 65535")
 
 
 def main(argv: list[str]) -> None:

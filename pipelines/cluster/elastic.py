@@ -104,6 +104,13 @@ def check_machines(config: TrainConfig) -> None:
             raise UserError(
                 "use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or fix the CUDA installation"
             )
+        use_gpu = config.uses_gpu(sum(there.get("GPU", 0) for there in machines))
+        room = sum(config.placement.fits(there, use_gpu) for there in machines)
+        if room < config.workers[0]:  # and no autoscaler makes more
+            raise UserError(
+                f"this machine has room for {room} of {config.workers[0]} workers of {readiness.asked(config, use_gpu)}: lower "
+                "--num-workers, or change --placement"
+            )
     elif machines[1:] and (complaints := readiness.check(config, ray_session.nodes(), room=False)):
         raise UserError("; and ".join(complaints))
 

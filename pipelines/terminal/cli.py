@@ -101,6 +101,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         told = f"error: {refused or sentence(error)}" if status == 2 else traceback.format_exc().rstrip()
         with contextlib.suppress(OSError):  # a full disk
             print(without_credentials(told), file=sys.stderr)
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # as rich leaves it
+            sys.exit(UNREAD_STATUS)
+        raise
     except KeyboardInterrupt:
         print("stopped; rerun the command to resume from here", file=sys.stderr)
         status = 130

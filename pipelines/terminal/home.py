@@ -30,6 +30,10 @@ def enter() -> None:
         Path.home()
     except RuntimeError:
         raise UserError("this user has no home folder, which Ray and MLflow ask for: set HOME to a folder") from None
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory has been removed: change to another one") from None
     home = os.environ.get("THROUGHLINE_HOME", "")
     if not home and in_job_folder():
         home = "~"

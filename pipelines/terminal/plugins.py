@@ -38,6 +38,10 @@ def load() -> list[ModuleType]:
         sys.path.append(os.getcwd())
     found = []
     for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UserError(
+                f"{VARIABLE} names {name!r}, which is no module: write it as in an import, such as my_models"
+            )
         try:
             found.append(importlib.import_module(name))
         except ModuleNotFoundError as error:

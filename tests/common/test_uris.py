@@ -55,3 +55,10 @@ def test_a_uri_without_a_bucket_is_refused(uri: str):
     with pytest.raises(PlaceError, match="names no bucket: write ") as caught:
         parse_uri(uri)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://[bucket]/runs", "s3://KEY:secret@[x/y"])
+def test_a_uri_with_brackets_is_refused(uri: str):
+    with pytest.raises(PlaceError, match=r"the URI s3://… has a bracket in its bucket or host") as caught:
+        parse_uri(uri)
+    assert "secret" not in str(caught.value)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import ray
 from ray.train import WorkerGroupError
 
 from benchmarks.killing import Group
@@ -157,6 +158,7 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(
     long_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elastic, "WAIT_SECONDS", 0.5)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)  # as on a cluster, which may grow
     folder, began = tmp_path / "runs/long", time.monotonic()
 
     def ask() -> None:
@@ -178,6 +180,15 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("more", [["--placement.cpus", "3"], ["--placement.strategy", "strict-spread"]])
+def test_a_machine_without_room_is_a_sentence_where_no_other_can_come(long_run: list[str], more: list[str]) -> None:
+    with pytest.raises(
+        UserError, match=r"this machine has room for 1 of 2 workers of .* CPU \(.*\): lower --num-workers"
+    ):
+        main([*long_run, "--num-workers", "2", *more])
 
 
 @pytest.mark.usefixtures("ray_session")
