@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from common.choices import Compile
 from recur_models import MemorizingConfig, ModelConfig, RecConfig, Recompute, SlideConfig, State, XLConfig, detach
 from recur_models.compiling import compile_model
+from recur_models.memorizing import fill_memory
 
 Size = Literal["small", "medium"]
 SIZES: dict[str, dict[str, int]] = {
@@ -30,13 +31,6 @@ SIZES: dict[str, dict[str, int]] = {
 SEGMENT = {"small": 1024, "medium": 2048}
 LANES, VOCAB = 2, 256
 PEER = "block-recurrent-transformer-pytorch"
-
-
-def fill_memory(state: State) -> None:
-    """Have a kNN memory be full, as in a long book."""
-    for name, count_B in state.items():
-        if name.endswith("memory_count"):
-            count_B += state[name.replace("count", "keys")].shape[2]
 
 
 class Contender:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from benchmarks.contenders import fill_memory, peer_model
+from benchmarks.contenders import peer_model
 from common.checks import check_options
 from common.choices import Compile
 from pipelines.config.run import ModelSettings
@@ -35,6 +35,7 @@ from recur_models import (
     detach,
 )
 from recur_models.compiling import compile_model
+from recur_models.memorizing import fill_memory
 
 Ours = Literal[
     "slide", "rec", "rec-lstm-dual", "feedback", "xl", "memorizing",

@@ -225,3 +225,14 @@ def nearest_keys(q_BHWE: Tensor, keys_BHME: Tensor, count_B: Tensor, top_k: int)
         best, order = best.topk(min(top_k, best.shape[-1]))
         slots = slots.gather(-1, order)
     return slots
+
+
+def fill_memory(state: State) -> None:
+    """Have the kNN memory in a State be full in every lane, as in a long book, of random keys and values: what a step costs depends
+    on how many there are, and equal ones are read faster.
+    """
+    for name, tensor in state.items():
+        if name.endswith("memory_count"):
+            tensor += state[name.replace("count", "keys")].shape[2]
+        elif name.endswith(("memory_keys", "memory_values")):
+            tensor.normal_()

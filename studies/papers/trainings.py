@@ -320,9 +320,11 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     """Seconds of a training step, from forward and backward passes over random tokens in a quarter of the lanes.
 
     They are processor time of one thread, which other work on the machine hardly changes: the median of ``steps`` after a slower
-    first one.
+    first one. A kNN memory is full, as in a long book.
     """
     import torch
+
+    from recur_models.memorizing import fill_memory
 
     lanes = max(config.data.lanes // 4, 1)
     with one_thread():
@@ -331,8 +333,10 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
         seconds = []
         for _ in range(1 + steps):
+            state = model.initial_state(lanes)
+            fill_memory(state)
             began = time.process_time()
-            model(tokens_BT, None, None, tokens_BT)[0].sum().backward()
+            model(tokens_BT, state, None, tokens_BT)[0].sum().backward()
             seconds.append(time.process_time() - began)
         return median(seconds[1:]) * config.data.lanes / lanes
 
@@ -340,17 +344,19 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
 def written_per_second(config: ModelSettings, vocab_size: int) -> float:
     """Tokens that this model reads one by one, as in generation, in a second of one thread's processor time.
 
-    The first block, which has no State, is left out; the result is the median of four blocks.
+    The first block, which has no State, is left out; the result is the median of four blocks. A kNN memory is full.
     """
     import torch
 
     from recur_models.decoding import begin, read
+    from recur_models.memorizing import fill_memory
 
     with one_thread(), torch.no_grad():
         model = config.build(vocab_size).eval()
         tokens_BT = torch.randint(vocab_size - 1, (1, 5 * config.block))
         decoder = model.incremental_decoder()
         reading = begin(decoder, lanes=1)
+        fill_memory(reading.state)
         rates = []
         for block_BW in tokens_BT.split(config.block, 1):
             began = time.process_time()
