@@ -53,6 +53,7 @@ def small_configs() -> dict[str, ModelConfig]:
     mixer: dict[str, Any] = {"d_model": 24, "heads": 2, "key_dim": 6, "value_dim": 8, "mlp_dim": 20, "window": 4}
     configs["mixers-delta"] = MixersConfig(**mixer, layers=("delta", "delta"), chunk=2, negative_eigenvalues=True)
     configs["mixers-householders"] = MixersConfig(**mixer, layers=("delta", "window"), decays=False, householders=2)
+    configs["mixers-householders-decays"] = MixersConfig(**mixer, layers=("delta", "window"), chunk=2, householders=2)
     bare: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": False, "conv": 1, "mlp_dim": 0}
     configs["mixers-state-tracker"] = MixersConfig(
         **mixer | bare, layers=("delta",), output="own", initial_std=0.02, negative_eigenvalues=True, householders=2

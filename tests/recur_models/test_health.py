@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recur_models import LSTMConfig, ModelConfig, RecConfig, RecurrentModel, SlideConfig
-from recur_models.gates import FixedGate
+from recur_models.gates import FixedGate, LSTMGate
 from recur_models.health import Health, watch
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
@@ -39,6 +39,25 @@ def test_the_change_is_that_of_the_states_over_each_block(gate: str, cell: str) 
         changes.append(((now - was).square().mean() / was.square().mean()).sqrt().item())
         state = after
     assert metrics(model)[0]["state_change"] == pytest.approx(sum(changes) / 3, rel=1e-5)
+
+
+def test_the_openness_of_an_lstm_gate_is_the_share_of_the_candidate_that_is_let_in() -> None:
+    model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate="lstm", cell="skip"))
+    gates = [module for module in model.modules() if isinstance(module, LSTMGate)]
+    seen: list[float] = []
+
+    def note(gate: LSTMGate, inputs: tuple[torch.Tensor, ...]) -> None:
+        seen.append(float(torch.sigmoid(gate.input(inputs[1]) - 1.0).mean()))  # equation 5
+
+    for gate in gates:
+        gate.register_forward_pre_hook(note)
+    text = tokens(2, 3 * model.block)
+    model(text)
+    expected = sum(seen) / len(seen)
+    assert 0.2 < expected < 0.35
+    for gate in gates:
+        gate._forward_pre_hooks.clear()
+    assert metrics(model)[0]["gate_openness"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
