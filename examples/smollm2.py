@@ -33,7 +33,7 @@ def packed() -> Path:
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="new folder, of 542 MB")
+    parser.add_argument("folder", type=Path, help="new folder, of 542 MB, in one that is there")
     folder = parser.parse_args(words).folder
     if folder.exists():
         raise UserError(f"{folder} exists already: name a new folder, or train with this one")
@@ -47,15 +47,12 @@ def main(words: list[str]) -> None:
     model.load_state_dict(unpacked.state_dict())
     model.generation_config = unpacked.generation_config
     tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
         whole = Path(unfinished) / "whole"
         model.save_pretrained(whole)
         tokenizer.save_pretrained(whole)
         whole.rename(folder)
-    print(
-        f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters\n  next  see the head of examples/smollm2.py"
-    )
+    print(f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters; next: the head of examples/smollm2.py")
 
 
 if __name__ == "__main__":
