@@ -22,6 +22,7 @@ import torch
 
 from benchmarks import machine, results
 from benchmarks.contenders import model_configs
+from common.checks import check_options
 from common.errors import UserError
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.checkpoints.run_folder import RunFolder
@@ -51,6 +52,10 @@ class BenchConfig:
     restore_vocab: int = 32_000
     record: bool = False
     """Record the cost and the restore in results/reliability/."""
+
+    def __post_init__(self) -> None:
+        check_options(self, every=0, rounds=1)
+        machine.check_presets(*filter(None, [self.restore_preset]))
 
 
 class Training:

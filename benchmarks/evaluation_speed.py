@@ -51,6 +51,7 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         machine.check_rounds(self.rounds)
+        machine.check_presets(*self.presets)
 
 
 class Memory:

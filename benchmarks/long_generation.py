@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine
-from common.errors import UserError, nearest
+from common.errors import UserError
 from pipelines.generate import GenerateConfig, generate
 from pipelines.inference.trained import Trained
 from pipelines.presets import PRESETS
@@ -57,8 +57,7 @@ class BenchConfig:
     """Preset of the model; by default a small rec."""
 
     def __post_init__(self) -> None:
-        if self.preset and self.preset not in PRESETS:
-            raise UserError(f"there is no preset {self.preset!r}: {nearest(self.preset, PRESETS)}")
+        machine.check_presets(*filter(None, [self.preset]))
         if self.stretch < 1 or self.tokens < 3 * self.stretch:
             raise UserError(f"--tokens is {self.tokens}: it must be at least three times --stretch, {self.stretch}")
         if self.prompt < 10 * TOKENS_AT_ONCE:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, nearest
 
 
 def processors() -> str:
@@ -34,6 +34,17 @@ def resident(field: str = "VmRSS", pid: int | str = "self") -> int:
     it is gone."""
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) * 1024
+
+
+def check_presets(*names: str) -> None:
+    """Raise UserError for a preset that is not there."""
+    from pipelines.presets import PRESETS  # imports torch, which --help does without
+
+    for name in names:
+        if name not in PRESETS:
+            raise UserError(
+                f"there is no preset {name!r}: {nearest(name, PRESETS, 'python -m pipelines.train --presets lists them')}"
+            )
 
 
 def check_rounds(rounds: int) -> None:

@@ -18,7 +18,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks import machine, results
+from common.checks import check_options
 from data_prep.store import SegmentStore
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -39,6 +40,10 @@ class BenchConfig:
     """Times that both are run."""
     record: bool = False
     """Record the ratios in results/speed/."""
+
+    def __post_init__(self) -> None:
+        check_options(self, steps=30, pairs=1)
+        machine.check_presets(self.preset)
 
 
 BARE = """

@@ -19,6 +19,7 @@ import torch
 from benchmarks import machine, results
 from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
 from common.choices import Compile
+from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.training.utilisation import matrix_rate
 
@@ -62,6 +63,8 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
         for label, build in contenders(name, config.compile).items()
         if not config.only or label == "slide" or label.startswith(config.only)
     }
+    if config.only and len(chosen) == 1 and not "slide".startswith(config.only):
+        raise UserError(f"--only names none of {', '.join(contenders(name, config.compile))}")
     rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     size, configs = SIZES[name], model_configs(name)

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import machine, results
 from benchmarks.machine import describe
+from common.checks import check_options
 from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -52,6 +53,10 @@ class BenchConfig:
     """Steps between two points."""
     record: bool = False
     """Record the table in results/tracking/."""
+
+    def __post_init__(self) -> None:
+        check_options(self, steps=1, rounds=1, log_every=1)
+        machine.check_presets(self.preset)
 
 
 class Training:

@@ -18,7 +18,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     preset = PRESETS["small-slide"]
     small = SlideConfig(layers=2, d_model=16, heads=2, head_dim=8, mlp_dim=32, window=8, dropout=0.0)
     smaller = replace(preset, model=small, data=replace(preset.data, lanes=2, segment_length=32))
-    monkeypatch.setattr(evaluation_speed, "PRESETS", {"tiny": smaller})
+    monkeypatch.setitem(PRESETS, "tiny", smaller)
 
 
 @pytest.mark.slow
