@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import urllib.parse
 
-_USER = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*)://([^\s/?#'"]*|[^\s/?#'"@:\[]*:(?!\d*/)[^\s?#'"]*)@""")
-"""A URI up to the end of its user part; also where a password has a slash, which should have been written %2F."""
+_USER = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*)://([^\s/?#'"]*|[^\s/?#'"@:\[]*:(?!\d*([/?#'"]|$))\S*)@""")
+"""A URI up to the end of its user part; also where a password has a slash or another sign that should have been written as %2F."""
 _QUERY = re.compile(r"""\?([^\s?#'"]+)""")
 _SECRET = re.compile(
-    r"secret|password|passwd|pwd|credential|token|key|auth|signature|odbc_connect|^sig$|^sas$", re.IGNORECASE
+    r"secret|password|passwd|pwd|credential|token|key|auth|signature|odbc_connect|^sig$|^sas$|^pass(phrase)?$",
+    re.IGNORECASE,
 )
 
 
@@ -31,6 +32,6 @@ def _public_user(match: re.Match[str]) -> str:
 
 
 def _public_query(match: re.Match[str]) -> str:
-    fields = match[1].split("&")
+    fields = re.split("[&;]", match[1])
     public = [field for field in fields if not _SECRET.search(urllib.parse.unquote(field.partition("=")[0]))]
     return match[0] if len(public) == len(fields) else "?" + "&".join(public) if public else ""

@@ -18,6 +18,9 @@ from common.uris import PlaceError
         ("postgresql://u:p%40ss@h/db and s3://k:s@b", "postgresql://h/db and s3://b"),
         ("https://token@github.com/a, https://u:p@ss@host/x", "https://github.com/a, https://host/x"),
         ("s3://KEY:SEC/RET+x@bucket/folder", "s3://bucket/folder"),  # not written %2F
+        ("s3://KEY:SE?CRET@b/x s3://KEY:SE#C'RET@b/y", "s3://b/x s3://b/y"),
+        ("s3://b/k?passphrase=q;token=z&region=eu", "s3://b/k?region=eu"),
+        ("http://host:5000?x=b@c and http://host:5000, a@b", "http://host:5000?x=b@c and http://host:5000, a@b"),
         ("s3://b/k?access_key=abc&secret_key=def&region=eu", "s3://b/k?region=eu"),
         ("--store 's3://K:S@b/c?scheme=http&session%5Ftoken=x' --steps 3", "--store 's3://b/c?scheme=http' --steps 3"),
         ("data.store=s3://K:S@b/c?secret_key=x", "data.store=s3://b/c"),
