@@ -112,8 +112,8 @@ class MixersConfig(ModelConfig):
         check_sizes(self, from_0=("mlp_dim",))
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
-        check_block(self.window, self.chunk, self.conv if {"delta", "mamba2"} & set(self.layers) else 1)
-        if self.rotary and "retention" in self.layers and self.key_dim % 2:
+        check_block(self.window, self.chunk, self.conv if self.reads("conv") else 1)
+        if self.rotary and self.reads("rotary") and self.key_dim % 2:
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
             )
@@ -125,9 +125,13 @@ class MixersConfig(ModelConfig):
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")
 
+    def reads(self, option: str) -> bool:
+        """Whether a layer reads one of the options in READERS."""
+        return not set(READERS[option]).isdisjoint(self.layers)
+
     def check_new(self) -> None:
         for name, readers in READERS.items():
-            if getattr(self, name) != getattr(type(self), name) and not set(readers) & set(self.layers):
+            if getattr(self, name) != getattr(type(self), name) and not self.reads(name):
                 raise UserError(
                     f"model.{name} is {getattr(self, name)}, and no layer reads it: name {' or '.join(readers)} in "
                     "--model.layers, or leave the option out"
