@@ -239,11 +239,12 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
         if not changes_learning(name):
             raise UserError(f"{name} does not change what a trial learns: vary something else")
-        own_store = Place.parse(run.data.store) / run.data.corpus
-        if name == "data.store" and config.equalize == "flops" and not own_store.is_dir():
-            raise UserError(
-                f"--equalize flops counts from the preset's own store, and {own_store} is none: choose another --equalize"
-            )
+        if name == "data.store" and config.equalize == "flops":
+            own_store = Place.parse(run.data.store) / run.data.corpus
+            if not own_store.is_dir():
+                raise UserError(
+                    f"--equalize flops counts from the preset's own store, and {own_store} is none: choose another --equalize"
+                )
         if name == "steps" and config.equalize != "steps":
             raise UserError(
                 f"the space varies steps, which --equalize {config.equalize} chooses for each trial: add --equalize steps"

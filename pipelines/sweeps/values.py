@@ -5,18 +5,15 @@ check_values(config.space, config.metric, config.run_with, domains, config.own_v
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import islice, product
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice, product
 from typing import Any
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
-from pipelines.tracking.metrics import check_logged
 
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
@@ -36,7 +33,7 @@ def check_values(
     """
     from ray.tune.search.sample import Categorical  # seconds, as below
 
-    from pipelines.training.scoring import carries_states
+    from pipelines.training.scoring import check_logged
     from tune_spaces.drawing import expand, listed_or_ends
 
     def check(values: Mapping[str, Any]) -> TrainConfig:
@@ -57,7 +54,7 @@ def check_values(
             beside = (expand({key: value, **dict(zip(others, some, strict=True))}) for some in combinations)
             alone = [] if listed and every <= MOST_COMBINATIONS else [expand({key: value})]
             try:
-                runs.append(_first_fitting(check, [*beside, *alone]))
+                runs.append(_first_fitting(check, chain(beside, alone)))
             except ValueError as error:
                 told = ", ".join(f"{name} {one}" for name, one in expand({key: value}).items())
                 raise UserError(f"the space {space} cannot be searched with {told}: {error}") from None
@@ -69,17 +66,21 @@ def check_values(
             place = run.data.store, run.data.corpus, split
             if place not in stores:
                 stores[place] = SegmentStore.open(*place)
-            labelled, ids = stores[place].labelled, stores[place].vocab_size
-            has_states = partial(carries_states, run.model, ids)
-            check_logged("--metric", metric, run.data.corpus, labelled, run.model.name, has_states)
+        check_logged("--metric", metric, run, stores[run.data.store, run.data.corpus, "train"])
 
 
-def _first_fitting(check: RunWith, candidates: Sequence[Mapping[str, Any]]) -> TrainConfig:
-    """The run with the first of these values that fit together. Raises ValueError, as the first ones do, where none do."""
+def _first_fitting(check: RunWith, candidates: Iterable[Mapping[str, Any]]) -> TrainConfig:
+    """The run with the first of these values, of which there are some, that fit together. Raises the first ones' ValueError where
+    none do.
+    """
+    refused: ValueError | None = None
     for values in candidates:
-        with contextlib.suppress(ValueError):
+        try:
             return check(values)
-    return check(candidates[0])
+        except ValueError as error:
+            refused = refused or error
+    assert refused
+    raise refused
 
 
 def splits(run: TrainConfig) -> list[str]:

@@ -137,18 +137,3 @@ def check_compared(field: str, name: str, of: str = "") -> None:
     choices = [each for each, metric in METRICS.items() if metric.better == "lower" and each.startswith(of)]
     if name not in choices:
         raise UserError(f"{field} is {name!r}: {nearest(name, choices)}")
-
-
-def check_logged(
-    option: str, metric: str, corpus: str, labelled: bool, model: str, has_states: Callable[[], bool]
-) -> None:
-    """Raise UserError where an option names a metric that is never logged of a model on a corpus."""
-    why = ""
-    if metric.endswith("error_rate") and not labelled:
-        why = f"{corpus} does not label its tokens"
-    if metric.endswith("bits_per_byte") and labelled:
-        why = f"{corpus} labels its tokens, and labels have no bytes"
-    if metric.endswith("states_cleared") and not has_states():
-        why = f"the model {model} has no recurrent states"
-    if why:
-        raise UserError(f"{why}, so that {metric} is never logged: choose another {option}")

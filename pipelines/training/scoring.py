@@ -30,7 +30,7 @@ from data_prep.corpora import CODE
 from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Snapshot
-from pipelines.config.run import ModelSettings
+from pipelines.config.run import ModelSettings, TrainConfig
 from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
 from pipelines.training.reading import (
@@ -68,6 +68,20 @@ def carries_states(config: ModelSettings, vocab_size: int) -> bool:
     """The same of a model that is not built."""
     with torch.device("meta"):
         return has_states(config.build(vocab_size))
+
+
+def check_logged(option: str, metric: str, run: TrainConfig, store: SegmentStore) -> None:
+    """Raise UserError where an option names a metric that is never logged of a run on a store."""
+    corpus = run.data.corpus
+    why = ""
+    if metric.endswith("error_rate") and not store.labelled:
+        why = f"{corpus} does not label its tokens"
+    if metric.endswith("bits_per_byte") and store.labelled:
+        why = f"{corpus} labels its tokens, and labels have no bytes"
+    if metric.endswith("states_cleared") and not carries_states(run.model, store.vocab_size):
+        why = f"the model {run.model.name} has no recurrent states"
+    if why:
+        raise UserError(f"{why}, so that {metric} is never logged: choose another {option}")
 
 
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:

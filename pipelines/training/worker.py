@@ -26,13 +26,13 @@ from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
-from pipelines.tracking.metrics import check_compared, check_logged
+from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
 from pipelines.training.loop import TrainInputs
 from pipelines.training.precision import agree, moved_from
 from pipelines.training.restoring import check_shapes
-from pipelines.training.scoring import carries_states
+from pipelines.training.scoring import check_logged
 from pipelines.training.stopping import Stopped
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
@@ -61,10 +61,7 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
         if not store.lengths.any():
             raise UserError(f"{store.folder} has no document with any token: prepare it again with another tokenizer")
     if validation_store:
-        has_states = partial(carries_states, config.model, validation_store.vocab_size)
-        labelled = validation_store.labelled
-        by = config.checkpoint.best_by
-        check_logged("--checkpoint.best-by", by, data.corpus, labelled, config.model.name, has_states)
+        check_logged("--checkpoint.best-by", config.checkpoint.best_by, config, validation_store)
     tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
