@@ -108,8 +108,7 @@ def stages(config: PipelineConfig) -> list[Job]:
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
     reads = tuple(map(Place.parse, source[1:]))
-    others = manifests[1:]  # which it writes where the corpus has such splits
-    found = [Job("prepare", "prepare", words, reads, manifests[:1], may_write=others)]
+    found = [Job("prepare", "prepare", words, reads, manifests[:1], may_write=manifests[1:])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
     for preset in (config.preset, *config.also):

@@ -26,7 +26,7 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import mark_of, output_for, run_of, tracking_of
+from pipelines.inference.targets import mark_of, output_for, run_of, text_mark, tracking_of
 from pipelines.inference.trained import device, find_model, model_of, open_split, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> None:
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    text = f"{store.manifest.corpus}_{store.manifest.fingerprint[:8]}" if config.store else ""
+    text = text_mark(store.manifest) if config.store else ""
     report = "-".join(filter(None, ("continuations", name, config.chosen, mark_of(config.run, checkpoint, run), text)))
     target = RunFolder(output_for(config.output, run, report, config.split))
     check_tracking(*tracking_of(checkpoint, run, config.tracking))

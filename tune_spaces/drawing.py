@@ -140,7 +140,7 @@ class Searcher:
         """The trials that it has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
         kind, given = kind_of(path)
-        asked = given.get("points_to_evaluate", [])
+        asked = given.pop("points_to_evaluate", [])
         if not isinstance(asked, list) or not all(
             isinstance(point, dict) and point.keys() <= domains.keys() for point in asked
         ):
@@ -148,9 +148,7 @@ class Searcher:
                 f"{name}: write points_to_evaluate as [{{field: value, …}}, …] of this sweep's: {', '.join(domains)}"
             )
         points = [self._point(draw.values) for draw in drawn]
-        points += [
-            {key: self._labelled(key, point[key]) for key in point} for point in given.pop("points_to_evaluate", [])
-        ][len(points) :]
+        points += [{key: self._labelled(key, point[key]) for key in point} for point in asked][len(points) :]
         if points and "points_to_evaluate" in inspect.signature(kind).parameters:
             given["points_to_evaluate"] = points
         self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)

@@ -2,9 +2,8 @@
 files and folders are followed.
 
 Sub-folders train, validation and test are the splits (beside another one training, valid, val and dev too); a file beside them is
-left out, and counted. Without
-them a document's split follows from a hash of its name. Hidden files, and those in hidden folders such as `.ipynb_checkpoints`,
-are left out, and counted.
+left out, and counted. Without them a document's split follows from a hash of its name. Hidden files, and those in hidden folders
+such as `.ipynb_checkpoints`, are left out, and counted.
 
     python -m pipelines.prepare text --source FOLDER --pattern '*.md'
 """

@@ -20,7 +20,7 @@ from common.checks import check_options
 from common.choices import Dtype
 from common.errors import UserError
 from common.places import Place
-from data_prep.manifest import MissingSplit
+from data_prep.manifest import Manifest, MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Snapshot
@@ -183,6 +183,11 @@ def mark_of(path: str, checkpoint: Snapshot, run: RunFolder | None) -> str:
     return checkpoint.digest[:8] if run is None else find_run(path)[1]
 
 
+def text_mark(manifest: Manifest) -> str:
+    """In a name: a corpus, and which preparation of it."""
+    return f"{re.sub(NO_NAME, '-', manifest.corpus)}_{manifest.fingerprint[:8]}"
+
+
 def differences_of(
     checkpoint: Snapshot, store: SegmentStore, train: SegmentStore | None, config: TargetsConfig
 ) -> tuple[str, ...]:
@@ -192,7 +197,7 @@ def differences_of(
     parts = []
     own = train.manifest.fingerprint == checkpoint.meta["store"] if train else not config.store
     if not own or manifest.corpus != trained["corpus"]:
-        parts.append(f"{re.sub(NO_NAME, '-', manifest.corpus)}_{manifest.fingerprint[:8]}")
+        parts.append(text_mark(manifest))
     if config.segment_length not in (0, trained["segment_length"]) and not config.cleared:
         parts.append(f"segment_length_{config.segment_length}")
     return tuple(parts)
