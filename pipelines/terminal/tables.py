@@ -1,4 +1,4 @@
-"""Tables of numbers on a terminal.
+"""Tables of numbers on a terminal. Where it is too narrow, a cell takes several lines; none is cut.
 
 columns = {"run": ("run", None), "steps": ("steps", ","), "bits": ("bits", ".4f")}
 Console(markup=False).print(table(rows, columns, {"bits": min}))
@@ -30,7 +30,7 @@ def table(
     """
     made = Table(**style)
     for heading, form in columns.values():
-        made.add_column(heading, justify="left" if form is None else "right")
+        made.add_column(heading, justify="left" if form is None else "right", overflow="fold")
     known = {key: [row[key] for row in rows if row.get(key) is not None] for key in columns}
     bold = {key: choose(known[key]) for key, choose in best.items() if known[key]}
     for row in rows:
@@ -58,7 +58,7 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     """Words in columns without rules between them, the first to the left."""
     made = Table(box=None, pad_edge=False)
     for column, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if column else "left")
+        made.add_column(heading, justify="right" if column else "left", overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made

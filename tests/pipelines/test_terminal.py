@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from pipelines.terminal.tables import plain_table, table
 from tests.small_runs import TINY
 
 
@@ -48,3 +50,16 @@ def test_bars_are_drawn(text_folder: Path, tmp_path: Path) -> None:
     assert "training mine" in said and "bits/token" in said
     said = on_a_terminal(["pipelines.evaluate", str(tmp_path / "runs/mine"), "--tracking.backend", "none"])
     assert "State carried" in said
+
+
+def test_a_narrow_terminal_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Words and numbers of a table that is wider than the terminal take several lines."""
+    names = {str(number): f"column-{number}" for number in range(6)}
+    numbers = {key: 123_456_789_000 + int(key) for key in names}
+    numeric = {key: (name, ",") for key, name in names.items()}
+    words = [f"{numbers[key]:,}" for key in names]
+    for made in (table([numbers], numeric, {}), plain_table(list(names.values()), [words])):
+        Console(width=60).print(made)
+        said = capsys.readouterr().out
+        assert "…" not in said
+        assert sum(map(said.count, "0123456789")) == 6 + 6 * 12
