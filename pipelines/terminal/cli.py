@@ -106,7 +106,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             sys.exit(UNREAD_STATUS)
         raise
     except KeyboardInterrupt:
-        print("stopped; rerun the command to resume from here", file=sys.stderr)
+        print("stopped; rerun the command to start again from what is saved", file=sys.stderr)
         status = 130
     if not status:
         refused = _refused_output()
