@@ -46,7 +46,7 @@ class Algorithm(Task):
     """Variables of a program: 3 or 5 as published."""
     curriculum: tuple[int, ...] = ()
     """Statements of the programs to train on instead: an equal share of the split has each, in this order. The other splits keep
-    --statements."""
+    --statements. --data.order sequential trains on the first ones first, shuffled mixes them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,8 +36,8 @@ class Arithmetic(Task):
     length: int = 20
     """Numbers of an expression; between each two of them is an operator."""
     curriculum: tuple[int, ...] = ()
-    """Lengths of the expressions to train on instead: an equal share of the split has each, in this order; to be read with
-    --data.order sequential, or mixed. The other splits keep --length."""
+    """Lengths of the expressions to train on instead: an equal share of the split has each, in this order. The other splits keep
+    --length. --data.order sequential trains on the first ones first, shuffled mixes them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -63,8 +63,8 @@ class Mqar(Task):
     filler: Literal["blank", "random"] = "blank"
     """Filler between pairs and queries: the blank, or any symbol, even a key."""
     curriculum: tuple[int, ...] = ()
-    """Pairs in the documents to train on instead: an equal share of the split has each number, in this order; to be read with
-    --data.order sequential, or mixed. The other splits keep --pairs."""
+    """Pairs in the documents to train on instead: an equal share of the split has each number, in this order. The other splits
+    keep --pairs. --data.order sequential trains on the first ones first, shuffled mixes them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,8 +38,8 @@ class Permutation(Task):
     length: int = 64
     """Elements of a document."""
     curriculum: tuple[int, ...] = ()
-    """Lengths of the documents to train on instead: an equal share of the split has each, in this order; to be read with
-    --data.order sequential, or mixed. The other splits keep --length."""
+    """Lengths of the documents to train on instead: an equal share of the split has each, in this order. The other splits keep
+    --length. --data.order sequential trains on the first ones first, shuffled mixes them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
