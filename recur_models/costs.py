@@ -41,6 +41,7 @@ class Costs:
     """As our code does it, forward, once a segment beside its blocks."""
 
     def __add__(self, other: Costs) -> Costs:
+        """Adds parameters and FLOPs. ``embedding_parameters``, ``block`` and ``segment_flops`` stay those of the left operand."""
         return replace(
             self,
             parameters=self.parameters + other.parameters,

@@ -1,9 +1,11 @@
 """The gates of the recurrent cell: what replaces the residual connection in the horizontal direction (section 3.3).
 
-    c' = gate(c, h)      c [B, S, D] the states, h [B, S, n] the concatenated attention or the MLP's hidden layer
+    c' = gate(c, h)      c_BSD the states, h_BSN the concatenated attention or the MLP's hidden layer
 
 ``equations="meliad"`` is what the authors' code computes (no b_z; tanh on z in the ``single`` configuration only);
 ``"paper"`` is what the paper writes (b_z; tanh on z in every LSTM gate and in no fixed one).
+
+Letters: B lanes · S states · D width · N width of what the gate reads.
 """
 
 from __future__ import annotations

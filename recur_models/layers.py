@@ -1,4 +1,4 @@
-"""The parts that every transformer here is made of: norm, position bias, windowed attention, MLP, initialisers.
+"""Parts of the models with windowed attention, of `vanilla`, `rmt` and `armt`: norm, position bias, attention, MLP, initialisers.
 
 Letters: B lanes · T tokens · K blocks · W window (= block) · Z keys that a block sees (2W) · S states · D width ·
 H heads · E head size · F MLP hidden size.
@@ -25,7 +25,7 @@ MASKED = -3e4
 
 @dataclass(frozen=True)
 class StackConfig(ModelConfig):
-    """The sizes that every transformer here has."""
+    """The sizes of the models with windowed attention, of `vanilla`, `rmt` and `armt`."""
 
     layers: int = 12
     """Transformer layers."""

@@ -4,7 +4,8 @@ A mixer takes the residual stream x [B, T, D], its State and ``fresh``. It retur
 It reads a segment in chunks, or a block a few tokens at a time; both give the same.
 
 Letters: B lanes · T tokens · K blocks · W block · n some tokens of a block · C chunk · N chunks · D width · H heads · E key size ·
-V value size · Z channels · J earlier tokens that a convolution sees · S tokens behind J earlier ones.
+V value size · Z channels · I taps of a convolution · J = I − 1 earlier tokens that it sees · S tokens behind J earlier ones ·
+M sequences, of all lanes and blocks.
 """
 
 from __future__ import annotations
@@ -157,32 +158,32 @@ class DepthwiseConvolution(torch.autograd.Function):
     """That of `depthwise_convolution`, since the backward pass of torch's takes four times as long on a CPU."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_NSZ: Tensor, weight_ZJ: Tensor, bias_Z: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_NSZ, weight_ZJ, bias_Z)  # pyrefly: ignore
-        images = x_NSZ.transpose(1, 2)[:, :, None]
-        y = nn.functional.conv2d(images, weight_ZJ[:, None, None], bias_Z, groups=len(weight_ZJ))
+    def forward(ctx: FunctionCtx, x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_MSZ, weight_ZI, bias_Z)  # pyrefly: ignore
+        images = x_MSZ.transpose(1, 2)[:, :, None]
+        y = nn.functional.conv2d(images, weight_ZI[:, None, None], bias_Z, groups=len(weight_ZI))
         return y[:, :, 0].transpose(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad_NWZ: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # pyrefly: ignore
-        x_NSZ, weight_ZJ, bias_Z = ctx.saved_tensors  # pyrefly: ignore
-        images = grad_NWZ.transpose(1, 2)[:, :, None]
-        grad_x = nn.functional.conv_transpose2d(images, weight_ZJ[:, None, None], groups=len(weight_ZJ))
-        W = grad_NWZ.shape[1]
-        seen = [x_NSZ[:, j : j + W] for j in range(weight_ZJ.shape[1])]
-        grad_weight_ZJ = torch.stack([(grad_NWZ * each).sum((0, 1)) for each in seen], 1)
-        return grad_x[:, :, 0].transpose(1, 2), grad_weight_ZJ, None if bias_Z is None else grad_NWZ.sum((0, 1))
+    def backward(ctx: FunctionCtx, grad_MWZ: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # pyrefly: ignore
+        x_MSZ, weight_ZI, bias_Z = ctx.saved_tensors  # pyrefly: ignore
+        images = grad_MWZ.transpose(1, 2)[:, :, None]
+        grad_x = nn.functional.conv_transpose2d(images, weight_ZI[:, None, None], groups=len(weight_ZI))
+        W = grad_MWZ.shape[1]
+        seen = [x_MSZ[:, i : i + W] for i in range(weight_ZI.shape[1])]
+        grad_weight_ZI = torch.stack([(grad_MWZ * each).sum((0, 1)) for each in seen], 1)
+        return grad_x[:, :, 0].transpose(1, 2), grad_weight_ZI, None if bias_Z is None else grad_MWZ.sum((0, 1))
 
 
 @without_autocast
-def depthwise_convolution(x_NSZ: Tensor, weight_ZJ: Tensor, bias_Z: Tensor | None) -> Tensor:
-    """Each channel is y_t = Σ_j weight_j x_{t+j} + bias: [N, S, Z] → [N, S − J + 1, Z]."""
-    if x_NSZ.shape[1] == weight_ZJ.shape[1]:
+def depthwise_convolution(x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:
+    """Each channel is y_t = Σ_i weight_i x_{t+i} + bias: [M, S, Z] → [M, S − I + 1, Z]."""
+    if x_MSZ.shape[1] == weight_ZI.shape[1]:
         # A single output, as in stepping: conv2d would take longer to set up than to run.
-        y_N1Z = (x_NSZ * weight_ZJ.T).sum(1, keepdim=True)
-        return y_N1Z if bias_Z is None else y_N1Z + bias_Z
-    return DepthwiseConvolution.apply(x_NSZ, weight_ZJ, bias_Z)
+        y_M1Z = (x_MSZ * weight_ZI.T).sum(1, keepdim=True)
+        return y_M1Z if bias_Z is None else y_M1Z + bias_Z
+    return DepthwiseConvolution.apply(x_MSZ, weight_ZI, bias_Z)
 
 
 class ShortConvolution(nn.Module):
@@ -206,9 +207,9 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the outputs [B, T, Z], and the inputs [B, J, Z] that the next tokens see; none of an earlier document."""
         padded_BKSZ, after_BJZ = behind_earlier(x_BTZ, inputs_BJZ, fresh_BK, valid_BT)
-        weight_ZJ = self.weight.to(x_BTZ.dtype)
+        weight_ZI = self.weight.to(x_BTZ.dtype)
         bias_Z = None if self.bias is None else self.bias.to(x_BTZ.dtype)
-        y_BTZ = depthwise_convolution(padded_BKSZ.flatten(0, 1), weight_ZJ, bias_Z).reshape(x_BTZ.shape)
+        y_BTZ = depthwise_convolution(padded_BKSZ.flatten(0, 1), weight_ZI, bias_Z).reshape(x_BTZ.shape)
         return nn.functional.silu(y_BTZ), after_BJZ
 
 

@@ -106,7 +106,7 @@ class MixersConfig(ModelConfig):
     initial_std: float = 0.0
     """Standard deviation with which the projections of layers and an output layer of its own begin; 0: 1/√(their inputs)."""
     dropout: float = 0.0
-    """Share of what each mixer and MLP adds to the residual stream that is dropped in training."""
+    """Share that is dropped in training: of the embeddings, and of what each mixer and MLP adds to the residual stream."""
 
     def __post_init__(self) -> None:
         check_sizes(self, from_0=("mlp_dim",))
@@ -254,7 +254,7 @@ class StackModel(RecurrentModel):
 
 
 class MixersModel(StackModel):
-    """The model. Tied logits are divided by √d, as in the other models here."""
+    """The model. Tied logits are divided by √d, as in rec and slide."""
 
     def __init__(self, config: MixersConfig, vocab_size: int):
         super().__init__()

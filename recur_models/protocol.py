@@ -1,9 +1,16 @@
 """The one protocol of every model: ``model(tokens, state, fresh, targets) -> (logits or nats, state)``.
 
 State is an argument and a result, never a buffer: a flat mapping from names such as ``layers.9.states`` to tensors whose
-first dimension is the lane. The last part of a name says what the tensor is: ``states`` (recurrent vectors), ``keys``
-and ``values`` (the previous block's), ``present`` (whether there is a previous block), ``memory_keys``, ``memory_values``
-and ``memory_count`` (a kNN memory and how much it holds). A model without memory has the empty State.
+first dimension is the lane. The last part of a name is the tensor's kind:
+
+- ``states``: recurrent vectors or matrices; ``states_count``: how many of them there are yet; ``log_scale``: the logarithm of
+  the scale in which they are written
+- ``keys``, ``values``: those of the tokens just before the segment
+- ``memory_keys``, ``memory_values``, ``memory_count``: a kNN memory, and how many pairs it holds
+- ``inputs``: the newest inputs of a layer, a convolution or a token shift; ``count``: how many of a layer's there are
+- ``tokens``, ``tokens_count``: the ids of the overlap's tokens, and how many there are
+
+A model without memory has the empty State.
 
     state = model.initial_state(lanes=4)
     nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
@@ -36,7 +43,8 @@ State = dict[str, Tensor]
 
 RECURRENT = ("states", "log_scale", "states_count", "memory_keys", "memory_values", "memory_count")
 """The kinds of State that reach back beyond the window: recurrent vectors, with the scale in which they are written, and a kNN
-memory, but not the previous block's keys and values. The study of section 4.6 clears these."""
+memory, with their counts; but not the previous block's keys and values. The study of Hutchins et al. 2022, section 4.6, clears
+these."""
 
 IGNORED = -1
 """The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""

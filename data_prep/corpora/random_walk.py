@@ -47,8 +47,8 @@ class RandomWalk(Task):
     actions: Actions = "turns"
     """Actions of an agent: turn left, turn right or go forward; or go to one of the four cells beside its own."""
     curriculum: tuple[int, ...] = ()
-    """Lengths of the walks to train on instead: an equal share of the split has each, in this order. The other splits keep --length.
-    --data.order sequential trains on the first ones first, shuffled mixes them."""
+    """Lengths of the walks to train on instead: an equal share of the split has each, in this order. The other splits keep
+    --length. --data.order sequential trains on the first ones first, shuffled mixes them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

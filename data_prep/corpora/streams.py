@@ -1,7 +1,8 @@
 """Readers that corpora share for files that may be packed, damaged or hostile: forward, within a limit, and never extracted.
 
 with reading(file.shown), decompressed(file) as stream:      # a packing is known by its first bytes
-    for offset, line in lines(stream, limit): ...
+    for line in lines(stream, limit):                        # line.offset, line.data
+        ...
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def split_named(name: str) -> str | None:
 def split_folders(root: Place) -> dict[str, str]:
     """The splits of the folders that bear the name of one: train, validation, test.
 
-    Beside one of another split, training, valid, val and dev are such names too: alone one may hold anything. Empty where there
-    is no such folder.
+    ``training``, ``valid``, ``val`` and ``dev`` count only beside the folder of another split: alone, such a folder may hold
+    anything. Empty where there is no folder of a split.
     """
     names = {**_NAMED, **{name: name for name in SPLITS}}
     found = {listed.name: names[listed.name] for listed in root.list() if listed.is_dir and listed.name in names}
@@ -216,8 +217,13 @@ class Forward:
     def _skip(self, size: int) -> int:
         """Read over some bytes without keeping them. Returns how many there were; raises TooLarge past the limit."""
         before = self._position
-        while size > 0 and (piece := min(len(self._ahead), size) or len(self._stream.read(min(size, CHUNK)))):
+        while size > 0:
+            piece = min(len(self._ahead), size)
             self._ahead = self._ahead[piece:]
+            if not piece:
+                piece = len(self._stream.read(min(size, CHUNK)))
+            if not piece:
+                break
             size -= piece
             self._position += piece
             if self._limit is not None and self._position > self._limit:
@@ -304,7 +310,10 @@ def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
 
 @dataclass(frozen=True)
 class Line:
+    """A line of a stream."""
+
     offset: int
+    """Bytes before it."""
     size: int
     """With its line end."""
     data: bytes | None

@@ -122,7 +122,7 @@ def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint
 
 
 def begun_with(resume: Checkpoint) -> Dtype | None:
-    """The precision that `auto` chose when the run began; None if the run's config names one."""
+    """The precision that `auto` chose when the run began; None if the run's config names one, or the checkpoint records none."""
     return resume.meta.get("precision") if resume.meta["config"]["precision"] == "auto" else None
 
 

@@ -54,11 +54,11 @@ class World:
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def gradient_sync(self, wrapped: nn.Module, now: bool) -> AbstractContextManager[None]:
-        """Where a pass's gradients are averaged over the processes as they come, or only summed up here until a later pass."""
+        """The context of a backward pass: with ``now``, gradients are averaged over the processes; else they add up here alone."""
         return nullcontext() if now or not isinstance(wrapped, DistributedDataParallel) else wrapped.no_sync()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Elementwise sum over the processes."""
+        """Sum elementwise over the processes, in place. Returns the same tensor."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
