@@ -68,7 +68,8 @@ def parse_uri(text: str) -> tuple[str, str]:
             "blank, or give it in the environment"
         )
     before, _, after = uri.netloc.rpartition("@")
-    if uri.scheme in _OF_BUCKETS and not (before if uri.scheme.startswith("abfs") and "@" in uri.netloc else after):
+    bucket = before if uri.scheme.startswith("abfs") and "@" in uri.netloc else after
+    if uri.scheme in _OF_BUCKETS and not bucket:
         raise PlaceError(f"the URI {uri.scheme}://… names no bucket: write {uri.scheme}://bucket/folder")
     bare = text.partition("?")[0]
     if ":" in uri.netloc and "@" in uri.query and "@" not in uri.netloc:

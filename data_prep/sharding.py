@@ -204,11 +204,12 @@ def _clear(folder: Place, parts: int) -> set[int]:
     """
     ledger = folder / "ledger"
     ledger.make_folder()
-    names = {part_name(i) for i in range(parts)}
     entries = {_ledger(folder, i).name: i for i in range(parts)}
+    known = {part_name(i) for i in range(parts)} | entries.keys()
     for file in [file for file in folder.list() if file.name.startswith("part-")] + ledger.list():
         staged = file.name.endswith(TEMPORARY)
-        if folder.is_local if staged else file.name not in names and file.name not in entries:
+        removable = folder.is_local if staged else file.name not in known
+        if removable:
             file.place.delete()
     return {entries[file.name] for file in ledger.list() if file.name in entries}
 

@@ -32,12 +32,12 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor
     """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: others of
     torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
     """
-    if unit != "no":
-        from torch._dynamo import config  # takes a second
+    if unit == "no":
+        return
+    from torch._dynamo import config  # takes a second
 
-        config.recompile_limit = max(config.recompile_limit, VERSIONS)
-    units: Any = [model] if unit == "model" else model.layers if unit == "layer" else []
-    for each in units:
+    config.recompile_limit = max(config.recompile_limit, VERSIONS)
+    for each in [model] if unit == "model" else model.layers:
         # Recomputing is a matter of the model's, so its layers stay whole.
         whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
         each.compile(backend=backend, **{"fullgraph": whole, "dynamic": False if whole else None, **options})

@@ -168,7 +168,11 @@ class TokenComparison:
 
     def place(self, before: int, offset: int) -> str:
         """`where` a word stood last."""
-        begins = self.cut * (offset >= self.cut) if self.cut else offset // self.segment * self.segment
+        begins = 0
+        if not self.cut:
+            begins = offset // self.segment * self.segment
+        elif offset >= self.cut:
+            begins = self.cut
         return where(before, self.window, begins, offset)
 
     def positions(self) -> list[dict[str, Any]]:

@@ -152,7 +152,9 @@ class WikiText:
     def _shards(self, root: Place, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
         """The Parquet files of each split. Their form is in the name of the folder, as on the hub, or not known."""
         shards = sorted(name for name in names if name.endswith(".parquet") and not is_hidden(name))
-        form = "raw" if "raw" in root.name else "tokens" if "wikitext" in root.name else self.form
+        form = self.form
+        if "wikitext" in root.name or "raw" in root.name:
+            form = "raw" if "raw" in root.name else "tokens"
         if shards and self.form not in ("any", form):
             raise CorpusError(f"{root} has the form {form} by its name: give --source another folder, or --form {form}")
         found = {split: tuple(name for name in shards if split_named(name) == split) for split in FILES}

@@ -136,8 +136,12 @@ def find_cuts(proto: Any) -> Cuts | None:
     printable = "".join(c for c in kept if c in PRINTABLE)
     letters = "".join(c for c in kept if c not in PRINTABLE)
     before = "!-~" if printable == PRINTABLE else re.escape(printable)
-    narrow = ["\n"] * keeps_lines + [f"[{before}](?= [!-~])"] * bool(printable)
-    wide = ["\n"] * keeps_lines + [f"[{before}{ranges(letters)}](?= [!-~{OTHER_LETTERS}])"] * bool(kept)
+    narrow = ["\n"] if keeps_lines else []
+    wide = ["\n"] if keeps_lines else []
+    if printable:
+        narrow.append(f"[{before}](?= [!-~])")
+    if kept:
+        wide.append(f"[{before}{ranges(letters)}](?= [!-~{OTHER_LETTERS}])")
     if not wide:
         return None
     exact = trainer.model_type == BPE or not narrow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from inspect import unwrap
 from typing import Any
 
@@ -30,22 +31,28 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
     Raises UserError if ``recurrent_lr_scale`` is set and the model has no recurrent parameters.
     """
     scale = config.recurrent_lr_scale
-    own = set[int]()
-    if isinstance(model, RecurrentModel):
-        own = {id(p) for p in model.recurrent_parameters()}
-    if scale != 1 and not own:
-        raise UserError(
-            f"optim.recurrent_lr_scale is {scale:g}, and the model has no recurrent parameters: leave it at 1"
-        )
+    trained = [p for p in model.parameters() if p.requires_grad]
     groups = list[dict[str, Any]]()
-    for mine, extra in ((False, {}), (True, {"lr_scale": scale})) if scale != 1 else ((None, {}),):
-        side = [p for p in model.parameters() if p.requires_grad and mine in (None, id(p) in own)]
-        if config.name == "adafactor":  # leaves alone itself what is no matrix
-            groups.append({"params": side, **extra})
-            continue
-        matrices, others = ([p for p in side if (p.dim() >= 2) == whether] for whether in (True, False))
+
+    def add(parameters: Sequence[nn.Parameter], **extra: float) -> None:
+        if config.name == "adafactor":  # decays matrices alone by itself
+            groups.append({"params": parameters, **extra})
+            return
+        matrices = [p for p in parameters if p.dim() >= 2]
+        vectors = [p for p in parameters if p.dim() < 2]
         groups.append({"params": matrices, "weight_decay": config.weight_decay, **extra})
-        groups.append({"params": others, "weight_decay": 0.0, **extra})
+        groups.append({"params": vectors, "weight_decay": 0.0, **extra})
+
+    if scale == 1:
+        add(trained)
+    else:
+        recurrent = set(map(id, model.recurrent_parameters())) if isinstance(model, RecurrentModel) else set()
+        if not recurrent:
+            raise UserError(
+                f"optim.recurrent_lr_scale is {scale:g}, and the model has no recurrent parameters: leave it at 1"
+            )
+        add([p for p in trained if id(p) not in recurrent])
+        add([p for p in trained if id(p) in recurrent], lr_scale=scale)
     if config.name == "adafactor":
         return Adafactor(groups, lr=config.lr, beta1=config.betas[0], weight_decay=config.weight_decay)
     return AdamW(groups, lr=config.lr, betas=config.betas, fused=True)

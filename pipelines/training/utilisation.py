@@ -50,8 +50,15 @@ def peak_rate(name: str, dtype: torch.dtype) -> float | None:
     """FLOP/s of products in ``dtype`` by the data sheet of the GPU that torch calls ``name``; None where it is not known."""
     model = re.sub(r"^(NVIDIA |Tesla )+", "", name)
     rows = [row for key, row in PEAKS.items() if re.fullmatch(key, model) and "MIG" not in name]
-    column = 0 if dtype == torch.bfloat16 else 1 if torch.backends.cuda.matmul.allow_tf32 else 2
-    return rows[0][column] * 1e12 or None if rows else None
+    if not rows:
+        return None
+    bfloat16, tf32, float32 = rows[0]
+    peak = float32
+    if dtype == torch.bfloat16:
+        peak = bfloat16
+    elif torch.backends.cuda.matmul.allow_tf32:
+        peak = tf32
+    return peak * 1e12 if peak else None
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = GPU_SIZE, repeats: int = 10) -> float:

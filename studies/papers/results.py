@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import combinations
 from math import log2
 from operator import attrgetter
 from pathlib import Path
@@ -188,12 +188,13 @@ class Results:
     def grid(self) -> tuple[list[str], list[list[str]]]:
         """Headings and rows of text: for each column the paper's values, if it has some, then ours."""
         headings = [""]
+        rows = [[row.label] for row in self.table.rows]
         for column in self.table.columns:
-            headings += [f"{column.name}, paper", f"{column.name}, ours"] if self.in_paper(column) else [column.name]
-        rows = []
-        for row in self.table.rows:
-            cells = [self.text(row, column)[not self.in_paper(column) :] for column in self.table.columns]
-            rows.append([row.label, *chain(*cells)])
+            in_paper = self.in_paper(column)
+            headings += [f"{column.name}, paper", f"{column.name}, ours"] if in_paper else [column.name]
+            for row, cells in zip(self.table.rows, rows, strict=True):
+                papers, ours = self.text(row, column)
+                cells += [papers, ours] if in_paper else [ours]
         return headings, rows
 
     def title(self) -> str:

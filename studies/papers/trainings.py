@@ -239,7 +239,9 @@ class Training:
         name = "validation/error_rate" if errors else "validation/bits_per_token"
         records = read_records(self.folder / "metrics.jsonl")
         found = [record.metrics[name] for record in records if name in record.metrics]
-        return (min(found) if self.checkpoint == "best" else found[-1]) if found else math.inf
+        if not found:
+            return math.inf
+        return min(found) if self.checkpoint == "best" else found[-1]
 
     def ms_per_step(self) -> float | None:
         """Milliseconds of a step: timed now if it is small, since trainings run beside others; else the median of its curve.
