@@ -5,7 +5,7 @@
 
 A small rec is trained for two steps on bytes. Then each document, text of random words, is the whole of a test split that it is
 scored on, State carried and cleared, in one process. What it holds is looked at all the while, without pages of files, as the
-store's are the kernel's to take back. The floor is the model, torch, and the positions that are kept (scoring.MOST_POSITIONS).
+store's are the kernel's to take back. The floor is the model, torch, and the positions that are kept (scoring.MAX_POSITIONS).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
 from pipelines.training.reading import StateMode
-from pipelines.training.scoring import MOST_POSITIONS, bucket_of, score_split
+from pipelines.training.scoring import MAX_POSITIONS, bucket_of, score_split
 from pipelines.training.world import World
 
 WAYS: dict[StateMode, str] = {
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     model = model_of(checkpoint).to(device)
     if bucket_of(store.lengths, model.block) != model.block:
         raise UserError(
-            f"{store.folder} has a document of more than {MOST_POSITIONS:,} blocks, which are not kept apart: give a store of "
+            f"{store.folder} has a document of more than {MAX_POSITIONS:,} blocks, which are not kept apart: give a store of "
             "shorter ones"
         )
     blocks = data["segment_length"] // model.block

@@ -23,7 +23,7 @@ import tyro
 from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
-from recur_models.health import LEAST_WORTH, PATIENCE, is_ignored
+from recur_models.health import MIN_WORTH, PATIENCE, is_ignored
 
 UNUSED = 0.001
 """Bits per token: a State that is worth less at the end of a run was not used."""
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
         spoken = [(curve, step) for curve, step in given if step is not None]
         right = sum(curve.end < UNUSED for curve, _ in spoken)
         shares = [step / curve.steps for curve, step in spoken]
-        ours = " (training's)" if (count, least, below_zero) == (PATIENCE, LEAST_WORTH, False) else ""
+        ours = " (training's)" if (count, least, below_zero) == (PATIENCE, MIN_WORTH, False) else ""
         print(
             f"| {count}{ours} | {least} | {'ignored' if below_zero else 'used'} | {right} | {len(spoken) - right} "
             f"| {unused - right} | {f'{mean(shares):.2f}' if shares else '–'} |"

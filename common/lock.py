@@ -59,7 +59,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
             print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
             path.unlink(missing_ok=True)
             lock = _acquired(here, patience, taken)
-        # Asked once it was tried, not before: of a folder that another process has just removed it would be said as well.
+        # Only once the attempt has failed: a folder that another process has just removed looks unwritable too.
         elif error.errno in READ_ONLY and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
             lock = None
         else:
@@ -70,7 +70,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # whatever has become of the folder: what went wrong inside is to be told
+        with contextlib.suppress(OSError):  # an error of the block matters more than one of the folder
             os.unlink(lock.lock_file)  # who waits for it sees that this is no longer its file
         lock.release()
         for above in made:
@@ -93,7 +93,7 @@ def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
             if time.monotonic() - began > patience + APPEARS_SECONDS:
                 raise
             time.sleep(0.001)
-        except FileExistsError:  # so it did while mkdir looked whether it is one
+        except FileExistsError:  # mkdir says so too of a folder that has just been removed
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR(path.parent.lstat().st_mode):
                     raise

@@ -41,7 +41,7 @@ _STAGED = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}$")
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of a file system without locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
-MOST_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
+MAX_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
 
 
@@ -201,9 +201,9 @@ class Place:
             self.filesystem.move(staged.path, self.path)
         else:
             with staged._named():
-                if staged.size() <= MOST_COPIED[self.filesystem.type_name]:
+                if staged.size() <= MAX_COPIED[self.filesystem.type_name]:
                     self.filesystem.copy_file(staged.path, self.path)
-                else:  # sent once more: no more than the part of a split without a manifest is so large
+                else:  # too large for the server to copy: send it again
                     with staged.open_stream() as source, self.open_output() as stream:
                         shutil.copyfileobj(source, stream, 4 << 20)
             with contextlib.suppress(OSError):  # it stands, whatever becomes of the other
@@ -275,7 +275,7 @@ class Place:
 
     @property
     def _is_object(self) -> bool:
-        return not self.is_local and self.filesystem.type_name in MOST_COPIED
+        return not self.is_local and self.filesystem.type_name in MAX_COPIED
 
     @contextmanager
     def _named(self) -> Iterator[None]:

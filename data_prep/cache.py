@@ -25,7 +25,7 @@ from common.places import TEMPORARY, Place
 from common.uris import is_local
 from data_prep.manifest import PartEntry
 
-MOST_BYTES = 64 << 30
+MAX_BYTES = 64 << 30
 CHUNK = 4 << 20
 ABANDONED_SECONDS = 3600
 """A file that was not written to for so long was left by a process that was killed while it fetched."""
@@ -44,7 +44,7 @@ class SegmentCache:
     """A folder of this machine."""
 
     folder: Path
-    most_bytes: int = MOST_BYTES
+    most_bytes: int = MAX_BYTES
 
     @staticmethod
     def of(text: str | None) -> SegmentCache | None:

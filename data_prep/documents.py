@@ -157,8 +157,8 @@ SMALL = 1000
 def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Source]]:
     """The documents of some splits of a corpus.
 
-    A small corpus that splits by hash gets a document in each split, where it has three: a split that none would fall to takes one
-    of the split with most, that whose hash is the least, in whatever order they are listed.
+    If a small corpus of at least three documents splits by hash, each split gets one: an empty split takes the document with the
+    smallest hash from the largest split, in whatever order they are listed.
     """
     found = {split: corpus.sources(split) for split in splits}
     if any(len(listed) >= SMALL for listed in found.values()):

@@ -31,7 +31,7 @@ SAMPLE_BYTES = 16 << 20
 SAMPLED = 16
 """About so many documents of a split show whether the tokenizer is lossless."""
 
-LEAST_PART_BYTES = 1 << 20
+MIN_PART_BYTES = 1 << 20
 """A small split is cut into more parts than `part_bytes` asks for, so that workers can share it, but none smaller than this."""
 
 ROW_TOKENS = 1024
@@ -267,7 +267,7 @@ class SplitPlan:
     @cached_property
     def parts(self) -> tuple[range, ...]:
         """The documents of each part: consecutive ones, until it holds `part_bytes` of text, or a 32nd of a small split."""
-        limit = min(self.part_bytes, max(LEAST_PART_BYTES, self.scan.bytes // 32))
+        limit = min(self.part_bytes, max(MIN_PART_BYTES, self.scan.bytes // 32))
         return tuple(group_by_bytes(self.scan.documents.group.bytes, limit))
 
     @property

@@ -24,7 +24,7 @@ EXCLUDED = re.compile(
 )
 PLAIN = re.compile(r"(README|docs/(index|installation|start-[\w-]+))\.md$")
 """The pages whose sentences are short."""
-MOST_WORDS = 30
+MAX_WORDS = 30
 RULES = {
     'no sentence begins with "Of"': re.compile(r"(^\W*|: )Of\s"),
     'write "report" or "log"': re.compile(r"\b(told|said) of\b", re.IGNORECASE),
@@ -58,8 +58,8 @@ def violations(path: str, text: str) -> Iterator[tuple[int, str, str]]:
                 if pattern.search(sentence):
                     yield line + start, rule, sentence
             words = len(sentence.split())
-            if PLAIN.search(path) and words > MOST_WORDS:
-                yield line + start, f"{words} words, at most {MOST_WORDS}", sentence
+            if PLAIN.search(path) and words > MAX_WORDS:
+                yield line + start, f"{words} words, at most {MAX_WORDS}", sentence
 
 
 def blocks(path: str, text: str) -> Iterator[Block]:

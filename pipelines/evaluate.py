@@ -57,8 +57,8 @@ from pipelines.tracking.score import Evaluation, windows_of
 if TYPE_CHECKING:
     from pipelines.training.reading import StateMode
 
-MOST_LETTERS = 250
-"""The longest name of a param in MLflow."""
+MAX_NAME_LENGTH = 250
+"""Characters of the longest name of a param in MLflow."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
 """Training tokens that the unigram reference is counted from, at most."""
@@ -264,7 +264,9 @@ def track(
         *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),
         run_folder=paths[0].parent,
         run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
-        params={f"{re.sub(NO_NAME, '-', e.name)[: MOST_LETTERS - 20]}.checkpoint": e.checkpoint for e in evaluations},
+        params={
+            f"{re.sub(NO_NAME, '-', e.name)[: MAX_NAME_LENGTH - 20]}.checkpoint": e.checkpoint for e in evaluations
+        },
         tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
         dataset=DatasetInfo(
             name=first.split,

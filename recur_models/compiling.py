@@ -2,16 +2,21 @@
 
     compile_model(model, "layer")
 
-The results are the same to rounding, forward and backward, State and loss. vanilla, slide, xl and rec are one graph without a
-break, under feedback too; that one is unrolled over all blocks, as rmt and armt are, and so are the layers of every model
-compiled as a whole, which takes a compiler minutes. Layer by layer, layers of one kind share their code. So do those of the
-staircases (with code of its own for a step that crosses documents, and for each number of chunks that drain), transformer-xl
-and universal-transformer; an lstm's layer is torch's own kernel behind a break. feedback-transformer reads single tokens: layer
-by layer, nothing of it is compiled. memorizing breaks its graph at each block, where it asks how full its memory is. Module
-hooks are not seen by compiled code (health.py).
+The results are the same to rounding, forward and backward, State and loss. By model:
 
-``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are taken as they are, never as variables. A
-segment is compiled once, and once more for the State that the first one has left, whose memory is laid out otherwise.
+- vanilla, slide, xl and rec are one graph without a break.
+- Feedback, rmt and armt are one graph too, but unrolled over all blocks; compiling that takes minutes.
+- The staircases, transformer-xl and universal-transformer share code between layers. A staircase has other code for a step that
+  crosses documents, and for each number of chunks that drain.
+- An lstm's layer is torch's own kernel behind a break of the graph.
+- feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
+- memorizing breaks its graph at each block, where it asks how full its memory is.
+
+Layer by layer, layers of one kind share their code. A model that is compiled as a whole is unrolled over its layers. Compiled code
+does not call module hooks (health.py).
+
+``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are constants. A segment is compiled once,
+and once more for the State that the first segment leaves, whose strides differ.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor
 
     config.recompile_limit = max(config.recompile_limit, VERSIONS)
     for each in [model] if unit == "model" else model.layers:
-        # Recomputing is a matter of the model's, so its layers stay whole.
+        # The model recomputes, not its layers: those stay one graph.
         whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
         each.compile(backend=backend, **{"fullgraph": whole, "dynamic": False if whole else None, **options})
 

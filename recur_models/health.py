@@ -30,16 +30,16 @@ from torch import Tensor, nn
 from recur_models.compiling import is_compiled
 from recur_models.protocol import Probe, RecurrentModel
 
-LEAST_WORTH = 0.0003
+MIN_WORTH = 0.0003
 """Bits per token. The State is ignored if clearing it changes the bits of a validation by less than this, up or down."""
 PATIENCE = 2
 """How many validations in a row must show it: early in training, a State that is used later is often worth nothing. Both values
 are from results/state_worth, "When the warning about an unused State is right" (`benchmarks.ignored_states`)."""
-LEAST_SHARE = 0.001
+MIN_SHARE = 0.001
 """The states are ignored below this `state_share`; used only without validations. A larger share proves nothing: it was 0.12 to
 0.70 in the run that did not use its State, and 0.12 to 0.62 in those that did. If h_prev is one key beside a window's hundred,
 the share begins at 0.009."""
-LEAST_CHANGE = 0.001
+MIN_CHANGE = 0.001
 """The states are constant below this `state_change`; used only without validations. It was 0.07 to 0.50 in the run that did not
 use its State, and 0.01 to 0.99 in those that did."""
 
@@ -71,12 +71,12 @@ class Health:
         """
         metrics = self.metrics()
         if worths:
-            if not is_ignored(worths, LEAST_WORTH, PATIENCE):
+            if not is_ignored(worths, MIN_WORTH, PATIENCE):
                 return None
             evidence = f"clearing it changes validation by {worths[-1]:.4f} bits per token"
-        elif metrics.get("state_share", 1.0) < LEAST_SHARE:
+        elif metrics.get("state_share", 1.0) < MIN_SHARE:
             evidence = f"only {metrics['state_share']:.2%} of the attention's output comes from it"
-        elif metrics.get("state_change", 1.0) < LEAST_CHANGE:
+        elif metrics.get("state_change", 1.0) < MIN_CHANGE:
             evidence = f"a block changes it by only {metrics['state_change']:.2%}"
         else:
             return None

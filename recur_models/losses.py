@@ -1,4 +1,4 @@
-"""Cross-entropy in nats per token that holds a chunk of a segment's logits at a time, or on a GPU all, compiled, where these fit.
+"""Cross-entropy in nats per token that holds the logits of one chunk at a time; on a GPU all of a segment, compiled, if they fit.
 
     nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
     hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # what the logits are made of
@@ -50,7 +50,7 @@ def chunked_cross_entropy(
 def whole_cross_entropy(
     hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None = None
 ) -> Tensor:
-    """`chunked_cross_entropy` of all tokens at once, as a compiler likes to have it."""
+    """`chunked_cross_entropy` of all tokens at once, in one graph for the compiler."""
     logits_NV = (hidden_ND @ weight_VD.T).float()
     logits_NV = logits_NV if bias_V is None else logits_NV + bias_V
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
@@ -59,8 +59,8 @@ def whole_cross_entropy(
 def tied_output(
     hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
 ) -> Tensor:
-    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embeddings', or of an
-    output layer of its own, which may have a bias.
+    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embedding, or the
+    weight of a separate output layer, which may have a bias.
     """
     if targets_BT is None:
         states = states_asked_for(hidden_BTD)

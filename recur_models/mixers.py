@@ -37,7 +37,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.rwkv7 import MOST_TOKENS, RWKV7
+from recur_models.rwkv7 import MAX_TOKENS, RWKV7
 from recur_models.window_mixer import WindowMixer
 
 MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "window"]
@@ -117,9 +117,9 @@ class MixersConfig(ModelConfig):
             raise UserError(
                 f"model.key_dim is {self.key_dim}, and model.rotary turns pairs of it: give an even size, or --model.no-rotary"
             )
-        if "rwkv7" in self.layers and min(self.chunk, self.window) > MOST_TOKENS:
+        if "rwkv7" in self.layers and min(self.chunk, self.window) > MAX_TOKENS:
             raise UserError(
-                f"model.chunk is {self.chunk}, and rwkv7's decays over more than {MOST_TOKENS} tokens leave the range of float32: "
+                f"model.chunk is {self.chunk}, and rwkv7's decays over more than {MAX_TOKENS} tokens leave the range of float32: "
                 "give a smaller --model.chunk"
             )
         if self.initial_std < 0:

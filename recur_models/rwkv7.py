@@ -25,9 +25,9 @@ from recur_models.layers import linear, unit_norm
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, behind_earlier, chunk_costs, upcast, without_autocast
 from recur_models.protocol import State, reset
 
-LEAST_LOG_DECAY = -math.exp(-0.5)
+MIN_LOG_DECAY = -math.exp(-0.5)
 """The least log decay of a token."""
-MOST_TOKENS = 128
+MAX_TOKENS = 128
 """The most tokens of a chunk: the inverse of their decays is at most e^78."""
 NORM_EPS = 64e-5
 """The head norm's, as released."""
@@ -50,7 +50,7 @@ def generalised_delta_rule(
 
     Args:
         q, k, a, b: [B, T, H, E]; v: [B, T, H, V].
-        log_decay: log w [B, T, H, E], from `LEAST_LOG_DECAY` to 0.
+        log_decay: log w [B, T, H, E], from `MIN_LOG_DECAY` to 0.
         initial_state: [B, H, E, V].
         chunk: tokens that are computed at once; it does not change the result.
         fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
@@ -167,7 +167,7 @@ class RWKV7(RecurrentMixer):
         q = upcast(self.q(for_q)).unflatten(-1, heads)
         k = upcast(self.k(for_k))
         v = upcast(self.v(for_v)).unflatten(-1, heads)
-        log_decay = LEAST_LOG_DECAY * torch.sigmoid(upcast(self.decay(for_decay, torch.tanh)))
+        log_decay = MIN_LOG_DECAY * torch.sigmoid(upcast(self.decay(for_decay, torch.tanh)))
         rate = torch.sigmoid(upcast(self.rate(for_rate)))
         taken = unit_norm((k * self.taken_Z).unflatten(-1, heads))
         k = (k * (1.0 + (rate - 1.0) * self.rate_in_key_Z)).unflatten(-1, heads)

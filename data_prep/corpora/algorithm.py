@@ -25,7 +25,7 @@ from data_prep.corpora.tasks import Draws, Task, Written
 from data_prep.documents import NOTHING
 
 VARIABLES = "xyzuvwabcdefghijklmnopqrst"
-MOST = 10
+MAX_NUMBER = 10
 """Values and the numbers that a program holds are 1 … 10."""
 WORDS = ("=", ";", "++", "--", "if", "<", ">", ":", "print")
 ASSIGN, INCREMENT, DECREMENT, IF, PRINT = range(5)
@@ -55,10 +55,10 @@ class Algorithm(Task):
 
     def options(self) -> dict[str, Any]:
         """With the bound of values, on which every program depends."""
-        return {**super().options(), "most": MOST}
+        return {**super().options(), "most": MAX_NUMBER}
 
     def symbols(self) -> list[str]:
-        return [*WORDS, *VARIABLES[: self.variables], *map(str, range(1, MOST + 1))]
+        return [*WORDS, *VARIABLES[: self.variables], *map(str, range(1, MAX_NUMBER + 1))]
 
     def size(self, split: str, index: int) -> int:
         return 10 * self.length_of(split, index)
@@ -103,7 +103,7 @@ class Program:
             self._write("print", name, ";", target=str(values[name]))
             return True
         value = values[name] + (1 if operation == INCREMENT else -1)
-        possible = 1 <= value <= MOST
+        possible = 1 <= value <= MAX_NUMBER
         if possible:
             values[name] = value
             self._write(name, "++" if operation == INCREMENT else "--", ";")
@@ -129,7 +129,7 @@ class Program:
         return names[self._one(len(names))]
 
     def _number(self) -> int:
-        return self._one(MOST) + 1
+        return self._one(MAX_NUMBER) + 1
 
     def _write(self, *words: str, target: str = NOTHING) -> None:
         """Words, of which the last has this target."""

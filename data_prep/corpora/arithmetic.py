@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written
+from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written
 from data_prep.documents import NOTHING
 
 OPERATORS = ("+", "-", "*")
@@ -42,7 +42,7 @@ class Arithmetic(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(modulus=2, length=1)
-        self.check_most(modulus=MOST_SYMBOLS)
+        self.check_most(modulus=MAX_SYMBOLS)
 
     def symbols(self) -> list[str]:
         return [*OPERATORS, *map(str, range(self.modulus))]

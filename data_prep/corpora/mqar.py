@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written
+from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written
 from data_prep.documents import NOTHING, CorpusError
 
 BLANK = "."
@@ -72,7 +72,7 @@ class Mqar(Task):
         most = max((self.pairs, *self.curriculum))
         given = most + min(self.rewrites, most)
         self.check(length=2 * (most + given), vocabulary=2 * given + 2)
-        self.check_most(vocabulary=MOST_SYMBOLS)
+        self.check_most(vocabulary=MAX_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

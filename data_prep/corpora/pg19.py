@@ -33,7 +33,7 @@ class Pg19:
     source: str = ""
     """Folder with train, validation and test, and metadata.csv; also a bucket, s3://…."""
     newline: Literal["keep", "normalize"] = "keep"
-    """The release's line ends are CR LF: keep them, or make them, and each CR, an LF."""
+    """The release's lines end in CR LF: keep that, or turn each CR LF and each CR into LF."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger book is left out, and counted."""
     books: int = 0

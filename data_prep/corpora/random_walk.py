@@ -25,7 +25,7 @@ from functools import cache
 from itertools import product
 from typing import Any, ClassVar, Literal
 
-from data_prep.corpora.tasks import MOST_SYMBOLS, Draws, Task, Written, followed
+from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written, followed
 
 ACTIONS = {"turns": ("L", "R", "F"), "moves": ("N", "E", "S", "W")}
 AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
@@ -53,7 +53,7 @@ class RandomWalk(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check(grid=2, length=1)
-        self.check_most(grid=math.isqrt(MOST_SYMBOLS))
+        self.check_most(grid=math.isqrt(MAX_SYMBOLS))
 
     def symbols(self) -> list[str]:
         return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from data_prep.documents import SPLITS, CorpusError, Document, Source, check_least
 
-MOST_SYMBOLS = 1_000_000
+MAX_SYMBOLS = 1_000_000
 """Symbols of a task, at most; a model has an embedding for each."""
 
 Written = tuple[Sequence[str], Sequence[str]]

@@ -82,7 +82,7 @@ SPECS = (
     "path/to/store/corpus/tokenizer",
 )
 
-FEWEST_PIECES = 300
+MIN_PIECES = 300
 """256 bytes, a newline, and something to learn."""
 
 
@@ -189,9 +189,9 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
         return _from_store(Place.parse(spec))
     kind, colon, rest = spec.partition(":")
     if kind in ("sentencepiece", "sentencepiece-bpe"):
-        if not re.fullmatch(r"[0-9]{1,6}", rest, re.ASCII) or int(rest) < FEWEST_PIECES:
+        if not re.fullmatch(r"[0-9]{1,6}", rest, re.ASCII) or int(rest) < MIN_PIECES:
             raise TokenizerError(
-                f"tokenizer {spec!r} needs a number of pieces, {FEWEST_PIECES} or more, below a million: write {kind}:2048"
+                f"tokenizer {spec!r} needs a number of pieces, {MIN_PIECES} or more, below a million: write {kind}:2048"
             )
         return Training(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
     if kind == "gpt2" and colon:

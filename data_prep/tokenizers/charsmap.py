@@ -13,7 +13,7 @@ PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 SPACE = 0x20
 
-LONGEST_KEY = 256
+MAX_KEY_LENGTH = 256
 """Bytes; rules with a longer one are not read."""
 
 
@@ -45,7 +45,7 @@ def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
     # Each node, and the two last bytes of what leads to it.
     nodes = before = np.zeros(1, dtype=np.int64)
     space = np.int64(-1)
-    for depth in range(LONGEST_KEY):
+    for depth in range(MAX_KEY_LENGTH):
         base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
         first = np.searchsorted(bases, base)
         last = np.searchsorted(bases, base, side="right")

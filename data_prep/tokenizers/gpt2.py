@@ -295,7 +295,7 @@ def read_vocab(data: bytes, path: Path | Place) -> dict[str, int]:
         raise TokenizerError(f"{path} is not a table of tokens and ids: {REMEDY}")
     taken: dict[int, str] = {}
     for token, index in vocab.items():
-        if type(index) is not int or not 0 <= index < MOST_IDS:
+        if type(index) is not int or not 0 <= index < MAX_IDS:
             raise TokenizerError(f"{path} gives the token {token!r} the id {index!r}: {REMEDY}")
         if index in taken:
             raise TokenizerError(f"{path} gives the id {index} to {taken[index]!r} and to {token!r}: {REMEDY}")
@@ -323,5 +323,5 @@ def read_merges(data: bytes, path: Path | Place) -> list[tuple[str, str]]:
 
 REMEDY = "give the file as it was released"
 
-MOST_IDS = 1 << 24
+MAX_IDS = 1 << 24
 """A larger id than this is no id of a token."""

@@ -1,7 +1,7 @@
 """Letters and digits of scripts that put blanks between words: where a text may be cut between two of them and a blank.
 
-No CJK ideographs, which some normalizers put blanks around; no marks; no character that another one may join into one grapheme
-but by a mark between them. `tests/data_prep/test_letters.py` checks what the proofs need of them.
+Left out are CJK ideographs, which some normalizers put blanks around, marks, and characters that may combine with their neighbour
+without a mark. `tests/data_prep/test_letters.py` checks what the proofs need of them.
 """
 
 from __future__ import annotations

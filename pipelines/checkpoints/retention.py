@@ -48,7 +48,7 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
 
 
 def give_name(written: Place, final: Place) -> None:
-    """Give a complete checkpoint in a local folder its name; one that has it is of the same step, before the run fell back."""
+    """Give a complete checkpoint in a local folder its name. It replaces one of the same step, of before the run fell back."""
     if final.exists():
         remove(final)
     os.rename(written.path, final.path)

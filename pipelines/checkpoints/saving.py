@@ -213,7 +213,7 @@ class Saver:
         notes: dict[str, Any] = {}
         while missing := [name for name in self._files[1:] if name not in notes]:
             late = time.monotonic() > deadline
-            given_up = self._give_up.is_set()  # each has told before that how it failed: seen first, read after
+            given_up = self._give_up.is_set()  # read before the notes: who gives up has written its failure
             for name in missing:
                 with contextlib.suppress(FileNotFoundError):
                     notes[name] = note = json.loads(_note(folder, name).read_bytes())

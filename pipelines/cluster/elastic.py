@@ -42,7 +42,7 @@ RESIZE = "resize"
 """The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
 to stop meanwhile is heard."""
 SETTLED_SECONDS = 3.0
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 """After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
 GROW_SECONDS = 15.0
 """How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
@@ -206,7 +206,7 @@ def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
     free = room(config, use_gpu)
     since = time.monotonic()
     began = time.monotonic()
-    while settle and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MOST_SECONDS:
+    while settle and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MAX_SECONDS:
         time.sleep(0.2)
         now = room(config, use_gpu)
         if now != free:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipelines.reports.frontier import Spot
     from pipelines.tracking import Tracker
 
-LEAST_SECONDS = 60.0
+MIN_SECONDS = 60.0
 """Between two reports of a sweep that is under way."""
 
 
@@ -82,7 +82,7 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
 
     place = folder / "report"
     table = place / "trials.csv"
-    if not final and table.exists() and time.time() - table.stat().st_mtime < LEAST_SECONDS:
+    if not final and table.exists() and time.time() - table.stat().st_mtime < MIN_SECONDS:
         return []
     sweep = read_sweep(folder)
     if not sweep.trials:

@@ -14,7 +14,7 @@ from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import Searcher, draw, grid
 
-MOST_DRAWS = 200
+MAX_DRAWS = 200
 """How often a draw that was made before, or that does not fit, is made again."""
 
 
@@ -36,7 +36,7 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
     elif config.search == "random":
         for index in range(config.num_samples - len(sweep.trials)):
             before = [trial.values for trial in sweep.trials.values()]
-            draws = (draw(domains, config.train.seed, index + attempt * 1_000_003) for attempt in range(MOST_DRAWS))
+            draws = (draw(domains, config.train.seed, index + attempt * 1_000_003) for attempt in range(MAX_DRAWS))
             values = next((values for values in draws if values not in before and fits(sweep, values)), None)
             if values is None:
                 print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
@@ -53,7 +53,7 @@ def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
     Raises UserError where of many none fits.
     """
     number = f"{len(sweep.trials):03d}"
-    for attempt in range(MOST_DRAWS):
+    for attempt in range(MAX_DRAWS):
         name = f"{number}.{attempt}" if attempt else number
         values = searcher.suggest(name)
         if values is None:

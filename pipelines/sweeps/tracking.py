@@ -69,7 +69,7 @@ class SweepTracking:
         """Send the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
         for trial in self._sweep.trials.values():
             if trial.over:
-                self._pool.submit(self._tell, trial)
+                self._pool.submit(self._log_end, trial)
 
     def _recorded(self) -> str:
         return "none" if self._tracking.backend == "none" else self.run_id
@@ -80,11 +80,11 @@ class SweepTracking:
         best = self._sweep.best()
         if best and best.best:
             self._tracker.log({"sweep/best": best.best.value}, self._ends)
-        self._pool.submit(self._tell, trial)
+        self._pool.submit(self._log_end, trial)
 
-    def _tell(self, trial: Trial) -> None:
+    def _log_end(self, trial: Trial) -> None:
         # Nobody else would hear of an error here.
-        with as_a_warning(f"MLflow was not told how trial {trial.id} ended", Exception):
+        with as_a_warning(f"MLflow has no record of how trial {trial.id} ended", Exception):
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:

@@ -17,7 +17,7 @@ from pipelines.terminal import cli
 
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
-MOST_COMBINATIONS = 1000
+MAX_COMBINATIONS = 1000
 """How many combinations with other values are tried before a value is tried beside the preset's own alone."""
 
 
@@ -50,9 +50,9 @@ def check_values(
         listed = bool(others) and all(isinstance(domains[other], Categorical) for other in domains if other != key)
         every = math.prod(map(len, others.values()))
         for value in values:
-            combinations = islice(product(*others.values()), MOST_COMBINATIONS if others else 0)
+            combinations = islice(product(*others.values()), MAX_COMBINATIONS if others else 0)
             beside = (expand({key: value, **dict(zip(others, some, strict=True))}) for some in combinations)
-            alone = [] if listed and every <= MOST_COMBINATIONS else [expand({key: value})]
+            alone = [] if listed and every <= MAX_COMBINATIONS else [expand({key: value})]
             try:
                 runs.append(_first_fitting(check, chain(beside, alone)))
             except ValueError as error:

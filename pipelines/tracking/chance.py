@@ -24,8 +24,8 @@ FEW_DOCUMENTS = 10
 """Where there are fewer, parts of each are the groups."""
 PARTS = 20
 """Groups that documents are then cut into, at least."""
-MOST_GROUPS = 1000
-LEAST_GROUPS = 5
+MAX_GROUPS = 1000
+MIN_GROUPS = 5
 """Groups below which no interval is given."""
 TAIL = 0.025
 """Beyond each end of an interval."""
@@ -60,7 +60,7 @@ def edges_of(starts: np.ndarray) -> np.ndarray:
     begins = starts[:-1][np.diff(starts) > 0]
     bounds = np.append(begins, starts[-1:])
     if len(begins) >= FEW_DOCUMENTS:
-        chosen = np.linspace(0, len(begins), min(len(begins), MOST_GROUPS) + 1).astype(np.int64)
+        chosen = np.linspace(0, len(begins), min(len(begins), MAX_GROUPS) + 1).astype(np.int64)
         return bounds[chosen]
     parts = math.ceil(PARTS / max(len(begins), 1))
     pieces = [np.linspace(*ends, parts + 1).astype(np.int64) for ends in pairwise(bounds.tolist())]
@@ -75,7 +75,7 @@ def paired(one_G: np.ndarray, other_G: np.ndarray, tokens_G: np.ndarray) -> Diff
     differences_G = (other_G - one_G)[used_G]
     tokens_G = tokens_G[used_G]
     groups = len(tokens_G)
-    if groups < LEAST_GROUPS:
+    if groups < MIN_GROUPS:
         return None
     mean = differences_G.sum() / tokens_G.sum()
     residuals_G = differences_G - mean * tokens_G

@@ -12,7 +12,7 @@ from common.credentials import without_credentials
 from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 
-LONGEST_CAUSE = 600
+MAX_CAUSE_LENGTH = 600
 """Characters of what MLflow says: its remedy often comes last."""
 REQUEST_SECONDS = 8
 """A single request to a server gets no longer than this; the thread asks again."""
@@ -136,7 +136,7 @@ def cannot_use(uri: str, error: BaseException) -> str:
             f"MLflow cannot use the database {shown}: {damage}. Restore a copy of it, move it away to begin a new one, or name "
             "another by --tracking.uri"
         )
-    cause = first_cause(error, most=LONGEST_CAUSE).replace("<database_uri>", shown)
+    cause = first_cause(error, most=MAX_CAUSE_LENGTH).replace("<database_uri>", shown)
     return (
         f"MLflow cannot use the database {shown}: {cause.rstrip('.')}. If `mlflow db upgrade` does not know that version, a newer "
         "MLflow has made the database: install that one, or name another database by --tracking.uri"

@@ -78,7 +78,7 @@ def begin_run(
     run_folder: Path,
     place: Place,
     step: int,
-    told: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,
     publish: Callable[[], None] = lambda: None,
     params: Mapping[str, Any] | None = None,
     abandoned: bool = False,
@@ -89,7 +89,7 @@ def begin_run(
         run_folder: where this machine's processes write the run's files.
         place: where the run is: this folder, or the place in a bucket that the folder is a working copy of.
         step: the step from which the run continues.
-        told: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
+        recorded: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
         publish: copies mlflow_run.json to the place.
         params: what the run is trained with from this step on; None: it is not trained.
         abandoned: whether an earlier start had recorded metrics of later steps.
@@ -98,7 +98,7 @@ def begin_run(
     MLflow has points of later steps that were trained otherwise; empty otherwise.
     """
     start = uuid.uuid4().hex[:16]
-    saved: dict[str, Any] = saved_run(run_folder) or dict(told or {})
+    saved: dict[str, Any] = saved_run(run_folder) or dict(recorded or {})
     saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
     saved["starts"] = [*saved.get("starts", []), start]
     others: list[str] = []

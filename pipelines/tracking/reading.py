@@ -14,11 +14,18 @@ from typing import Any
 from common.credentials import without_credentials
 from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import LONGEST_CAUSE, TrackingError, check_tracking, is_final, load_mlflow, tracking_uri
+from pipelines.tracking.client import (
+    MAX_CAUSE_LENGTH,
+    TrackingError,
+    check_tracking,
+    is_final,
+    load_mlflow,
+    tracking_uri,
+)
 from pipelines.tracking.identity import changed_by_tags
 from pipelines.tracking.metrics_file import Record
 
-MOST_CHILDREN = 50_000
+MAX_CHILDREN = 50_000
 """More MLflow does not list at once."""
 
 
@@ -60,12 +67,12 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
             for point in client.get_metric_history(run_id, key):
                 by_step.setdefault(point.step, []).append(point)
         below = client.search_runs(
-            [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=MOST_CHILDREN
+            [run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'", max_results=MAX_CHILDREN
         )
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             raise UserError(f"MLflow at {where} has no run {run_id}: is --tracking.uri the right one?") from None
-        cause = first_cause(error, most=LONGEST_CAUSE)
+        cause = first_cause(error, most=MAX_CAUSE_LENGTH)
         if is_final(error):
             raise UserError(
                 f"MLflow at {where} refuses to show the run {run_id} ({cause}): correct it, or --tracking.uri"

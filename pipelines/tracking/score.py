@@ -11,13 +11,13 @@ import numpy as np
 
 from pipelines.tracking.chance import Difference, paired
 
-MOST_BITS = 1000.0
+MAX_BITS = 1000.0
 """Bits per token from which on a perplexity stays the same: of a model that diverged it would be no number."""
 
 
 def perplexity(bits_per_token: float) -> float:
     """2 to the bits per token."""
-    return 2.0 ** min(bits_per_token, MOST_BITS)
+    return 2.0 ** min(bits_per_token, MAX_BITS)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from common.errors import first_cause
 from common.places import Place
 from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
-from pipelines.tracking.client import LONGEST_CAUSE, TrackingError, is_final, is_server, load_mlflow, tracking_uri
+from pipelines.tracking.client import MAX_CAUSE_LENGTH, TrackingError, is_final, is_server, load_mlflow, tracking_uri
 from pipelines.tracking.identity import TAG_LENGTH, begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import DatasetInfo, MlflowRun, Status
@@ -27,7 +27,7 @@ from pipelines.tracking.models import SLOWEST_UPLOAD
 START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
-MOST_RECORDS = 200
+MAX_RECORDS = 200
 """Sent together."""
 SEND_SECONDS = 5.0
 """Between two sendings of metrics alone: a request costs MLflow about as much for one point as for fifty."""
@@ -85,14 +85,14 @@ class Tracker:
         resume_step: int | None = 0,
         place: Place | None = None,
         publish: Callable[[], None] = lambda: None,
-        told: Mapping[str, Any] | None = None,
+        recorded: Mapping[str, Any] | None = None,
     ) -> Tracker:
         """Begin a run, or continue the one of ``run_folder``.
 
         Args:
             resume_step: the step from which the run continues; later lines of its metrics.jsonl are dropped. None: it is over, and
                 keeps all of them.
-            place, publish, told: as of `begin_run`; by default the run is in ``run_folder``.
+            place, publish, recorded: as of `begin_run`; by default the run is in ``run_folder``.
 
         Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
         """
@@ -104,7 +104,7 @@ class Tracker:
         trained = None  # a run that is over is trained with nothing
         if resume_step is not None:
             trained = {**params, "store": dataset.digest} if dataset else params
-        said = begin_run(run_folder, place or Place.parse(run_folder), step, told, publish, trained, abandoned)
+        said = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
         if said:
             print(f"note: {said}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}
@@ -273,11 +273,11 @@ class Tracker:
 
     def _oldest(self) -> list[Any]:
         """The oldest records, or the call that is older than any. They wait here until they are sent."""
-        oldest = self._waiting[:MOST_RECORDS]
+        oldest = self._waiting[:MAX_RECORDS]
         return list(takewhile(lambda item: isinstance(item, Record), oldest)) or oldest[:1]
 
     def _silent(self, error: Exception) -> None:
-        now, cause = time.monotonic(), first_cause(error, most=LONGEST_CAUSE)
+        now, cause = time.monotonic(), first_cause(error, most=MAX_CAUSE_LENGTH)
         before, self._says = self._says, REFUSES if is_final(error) else DOES_NOT_ANSWER
         if getattr(error, "error_code", None) == "UNAUTHENTICATED":
             cause = "it does not know the name and password in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
@@ -306,7 +306,7 @@ class Tracker:
         self._run.restart_monitor()
 
     def _refused(self, error: Exception) -> None:
-        cause = first_cause(error, most=LONGEST_CAUSE)
+        cause = first_cause(error, most=MAX_CAUSE_LENGTH)
         if self._config.on_failure == "stop":
             self._error = self._stop(cause)
         else:

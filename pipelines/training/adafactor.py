@@ -19,9 +19,13 @@ from torch.optim import Optimizer
 from common.start_up import without_compiler
 
 DECAY = 0.8
-LEAST_SQUARE = 1e-30
-LEAST_SCALE = 1e-3
-LARGEST_UPDATE = 1.0
+"""By which the second moments' rate of decay falls: β₂ of step t is 1 − t^−0.8 (section 7.2)."""
+EPSILON_1 = 1e-30
+"""ε₁, added to the squared gradient."""
+EPSILON_2 = 1e-3
+"""ε₂, the least size of a parameter by which its update is scaled."""
+CLIP_THRESHOLD = 1.0
+"""d, the largest root mean square of an update before the learning rate."""
 
 
 @without_compiler
@@ -46,7 +50,11 @@ class Adafactor(Optimizer):
 
 
 def update(parameter: Tensor, state: dict[str, Any], lr: float, beta1: float, weight_decay: float) -> None:
-    """One parameter's step (algorithms 4 to 6 of the paper)."""
+    """One parameter's step (algorithms 4 to 6 of the paper). Changes ``parameter`` and ``state`` in place.
+
+    For a parameter [..., R, C], ``state`` has the second moments of rows, [..., R], and of columns, [..., C]; for a vector those
+    of all its numbers.
+    """
     assert parameter.grad is not None
     grad = parameter.grad.float()
     matrix = parameter.dim() >= 2
@@ -59,20 +67,21 @@ def update(parameter: Tensor, state: dict[str, Any], lr: float, beta1: float, we
         else:
             state["exp_avg_sq"] = torch.zeros_like(grad)
     state["step"] += 1
-    new = state["step"] ** -DECAY
-    square = grad.square() + LEAST_SQUARE
+    new = state["step"] ** -DECAY  # 1 − β₂
+    square = grad.square() + EPSILON_1
     if matrix:
         row = state["exp_avg_sq_row"].lerp_(square.mean(-1), new)
         column = state["exp_avg_sq_col"].lerp_(square.mean(-2), new)
         change = (row / row.mean(-1, keepdim=True)).rsqrt()[..., None] * column.rsqrt()[..., None, :] * grad
     else:
         change = state["exp_avg_sq"].lerp_(square, new).rsqrt() * grad
-    rate = lr * rms(parameter).clamp(min=LEAST_SCALE)
-    change *= rate / (rms(change) / LARGEST_UPDATE).clamp(min=1.0)
+    rate = lr * rms(parameter).clamp(min=EPSILON_2)
+    change *= rate / (rms(change) / CLIP_THRESHOLD).clamp(min=1.0)
     if matrix and weight_decay:
         parameter.mul_(1 - weight_decay * rate)
     parameter.sub_(state["exp_avg"].lerp_(change, 1 - beta1))
 
 
 def rms(tensor: Tensor) -> Tensor:
+    """The root mean square of all numbers, a scalar in float32."""
     return torch.linalg.vector_norm(tensor, dtype=torch.float32) / tensor.numel() ** 0.5

@@ -46,8 +46,8 @@ class Job:
     words: tuple[str, ...]
     reads: tuple[Place | Path, ...] = ()
     writes: tuple[Place | Path, ...] = ()
-    where: tuple[str, ...] = ()
-    """Words before these that change nothing of the result: places that are in ``reads`` and ``writes``, and how it is tracked."""
+    unhashed: tuple[str, ...] = ()
+    """Words before the others, which the fingerprint leaves out: places of ``reads`` and ``writes``, options of tracking."""
     log: Path | None = None
     """The file that its output goes to; None: to the terminal."""
     may_write: tuple[Place | Path, ...] = ()
@@ -55,33 +55,33 @@ class Job:
 
     @property
     def argv(self) -> list[str]:
-        return [*self.where, *self.words]
+        return [*self.unhashed, *self.words]
 
     def shown(self) -> str:
         """The command as it is typed, without credentials."""
         return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
 
-    def marks_of_inputs(self) -> list[str]:
-        """The marks of what it reads."""
-        return [mark(Place.parse(place)) for place in self.reads]
+    def input_stamps(self) -> list[str]:
+        """The stamps of the places that it reads."""
+        return [content_stamp(Place.parse(place)) for place in self.reads]
 
     def fingerprint(self, inputs: Sequence[str] | None = None) -> str:
         """A hash of its words and of the contents of its places; "" if an output is missing or unknown.
 
         Args:
-            inputs: the marks of what it read, from before it began; by default as they are now.
+            inputs: the stamps of what it read, from before it began; by default as they are now.
         """
-        written = [mark(Place.parse(place)) for place in self.writes]
+        written = [content_stamp(Place.parse(place)) for place in self.writes]
         if not written or not all(written):
             return ""
-        perhaps = [mark(Place.parse(place)) for place in self.may_write]
-        marks = [*(self.marks_of_inputs() if inputs is None else inputs), *perhaps, *written]
+        perhaps = [content_stamp(Place.parse(place)) for place in self.may_write]
+        stamps = [*(self.input_stamps() if inputs is None else inputs), *perhaps, *written]
         words = list(map(without_credentials, self.words))  # a changed password changes nothing of what was done
-        return digest([self.module, words, marks])
+        return digest([self.module, words, stamps])
 
 
-def mark(place: Place) -> str:
-    """A mark that changes with a file or folder: the record of the newest checkpoint; else names, sizes and times."""
+def content_stamp(place: Place) -> str:
+    """A text that changes with a file or folder: by its newest checkpoint's record, else by names, sizes and times; "" for none."""
     if place.name == "checkpoints":
         newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
@@ -128,7 +128,7 @@ class _Attempt:
     retries: int
     """How often it may fail and begin again."""
     inputs: list[str]
-    """The marks of what it reads, from before it began: what changes while it runs may be left out."""
+    """The stamps of what it reads, from before it began: what changes while it runs may be left out."""
     began: float = field(default_factory=time.monotonic)
     signals: int = 0
     """How many it has had of those that came to this process."""
@@ -166,7 +166,7 @@ def run_jobs(
     def begin(job: Job, retries: int) -> None:
         if job.log is None:
             print(f"{title(job)}: {job.shown()}", flush=True)
-        inputs = job.marks_of_inputs()
+        inputs = job.input_stamps()
         running.append(_Attempt(job, start_job(job, at_once), retries, inputs))
 
     def end(attempt: _Attempt) -> None:

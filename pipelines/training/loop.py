@@ -28,7 +28,7 @@ from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.precision import FLOAT32, Precision, autocast_to
-from pipelines.training.restoring import digest_lanes, random_state, reads_on, restore_lanes, restore_optimizer
+from pipelines.training.restoring import digest_lanes, lanes_unchanged, random_state, restore_lanes, restore_optimizer
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
 from pipelines.training.train_state import TrainState
@@ -108,11 +108,11 @@ def train(
     progress = TrainState.of(resume)
     if resume is not None:
         restore_optimizer(optimizer, model, config.optim, resume)
-        there = reads_on(resume, config, schedule, store)
+        there = lanes_unchanged(resume, config, schedule, store)
         restored = restore_lanes(resume, config, world, state, sums) if there else None
         if restored is not None:
             state, read_B, sums = restored
-        else:  # a change that --allow-change let through: the lanes are elsewhere in the documents than their State, or it is other
+        else:  # --allow-change permitted a change after which the lanes no longer fit their State
             what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
             progress.logged = first_step
             if world.rank == 0:
@@ -186,7 +186,7 @@ def train(
                     progress.warn_of_unused_state(health, tracker, done)
             sums = torch.zeros_like(sums)
             progress.logged = timed = done
-            gc.collect(1)  # what came since, in a millisecond; what has lasted longer, at checkpoints
+            gc.collect(1)  # young objects, in a millisecond; checkpoints collect all
 
         # Validate
         if run.validation_store and (last or done % config.validate_every == 0):

@@ -25,7 +25,7 @@ from pipelines.training.world import World
 
 UNITS = ("amx_bf16", "avx512_bf16")
 """CPU features that multiply bfloat16, the fastest first: tiles of AMX, and the dot products of AVX-512. The kernel's names."""
-LEAST_WIDTH = 256
+MIN_WIDTH = 256
 """The narrowest model that trains in bfloat16 on such a CPU: in a narrow one casts take what products gain. With avx512_bf16 a step
 gains from 128 on (results/speed), but the tables of the papers at tiny scale, up to 192 wide, compare all rows in one precision."""
 
@@ -107,8 +107,8 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype 
     if not units:
         return Precision("float32", "the CPU has no units for bfloat16", machine.kind)
     width = width_of(config.model, vocab_size)
-    if width < LEAST_WIDTH:
-        reason = f"the model's width is {width}, and bfloat16 is faster from {LEAST_WIDTH} on"
+    if width < MIN_WIDTH:
+        reason = f"the model's width is {width}, and bfloat16 is faster from {MIN_WIDTH} on"
         return Precision("float32", reason, machine.kind)
     return Precision("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}", machine.kind)
 

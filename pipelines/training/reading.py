@@ -46,9 +46,9 @@ SAVE_SHARE = 0.05
 """A shard is saved every `SAVE_SECONDS`, or less often if saving would take more than `SAVE_SHARE` of the time."""
 KEPT = "="
 """Begins the names of what a sink keeps, as against those of State."""
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 WORTH_A_WORKER = 3e11
-"""By default there is one process for this number of FLOPs, and at most `MOST_WORKERS`. It is a few seconds of work, in which
+"""By default there is one process for this number of FLOPs, and at most `MAX_WORKERS`. It is a few seconds of work, in which
 another process would hardly have started."""
 
 StateMode = Literal["nothing", "states", "everything"]
@@ -264,4 +264,4 @@ def workers_for(asked: int | None, flops: float) -> int:
     """Processes for a pass: those asked for, else as many as so many FLOPs are worth."""
     if asked is not None:
         return asked
-    return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MOST_WORKERS))
+    return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MAX_WORKERS))

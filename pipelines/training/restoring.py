@@ -66,7 +66,7 @@ def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str,
     )
 
 
-def reads_on(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
+def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
     """Whether each lane continues at its place in its document.
 
     A change that --allow-change permitted may have moved it, even if by chance it has read as much as before.

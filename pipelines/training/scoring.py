@@ -49,14 +49,14 @@ from recur_models.protocol import kind_of
 
 LAYOUT = 3
 """Version of the documents' layout on lanes and of the saved sums: a pass begun under another version starts again."""
-MOST_POSITIONS = 65_536
+MAX_POSITIONS = 65_536
 """Buckets of the longest document, at most, so that memory does not grow with it. They take 0.3 kB each."""
 
 
 def bucket_of(lengths: np.ndarray, block: int) -> int:
-    """Tokens of a position bucket: a block; where the longest document has more than MOST_POSITIONS, two, four, ... blocks."""
+    """Tokens of a position bucket: a block; where the longest document has more than MAX_POSITIONS, two, four, ... blocks."""
     blocks = -(-int(lengths.max(initial=1)) // block)
-    return block << ((blocks - 1) // MOST_POSITIONS).bit_length()
+    return block << ((blocks - 1) // MAX_POSITIONS).bit_length()
 
 
 def has_states(model: RecurrentModel) -> bool:
@@ -65,13 +65,13 @@ def has_states(model: RecurrentModel) -> bool:
 
 
 def carries_states(config: ModelSettings, vocab_size: int) -> bool:
-    """The same of a model that is not built."""
+    """`has_states` of a model that need not be built."""
     with torch.device("meta"):
         return has_states(config.build(vocab_size))
 
 
 def check_logged(option: str, metric: str, run: TrainConfig, store: SegmentStore) -> None:
-    """Raise UserError where an option names a metric that is never logged of a run on a store."""
+    """Raise UserError if ``option`` names a ``metric`` that a run on this store never logs."""
     corpus = run.data.corpus
     why = ""
     if metric.endswith("error_rate") and not store.labelled:
@@ -85,7 +85,7 @@ def check_logged(option: str, metric: str, run: TrainConfig, store: SegmentStore
 
 
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
-    """Add each block's nats, its targets and how many were wrong to its position, which is of so many tokens.
+    """Add each block's nats, number of targets and number of errors to its position in the document, in steps of ``bucket`` tokens.
 
     ``starts``: where in ``sums_3P`` each document's own positions begin; without it all documents share them.
     """

@@ -85,8 +85,10 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def collected_by_hand() -> Iterator[None]:
-    """Without Python's garbage collector, which comes in the midst of a step, and of many processes to one at a time, for which the
-    others then wait: only `gc.collect()` collects, and does not look through what was there before."""
+    """Turn Python's automatic garbage collection off: in one process of many it pauses a step, and the others wait for that one.
+
+    Only `gc.collect()` collects, and it skips objects that were there before.
+    """
     was = gc.isenabled()
     gc.freeze()
     gc.disable()

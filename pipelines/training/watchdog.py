@@ -37,7 +37,7 @@ from pipelines.training.world import World
 LOOP = str(PACKAGE_ROOT / "training" / "loop.py")
 HUNG_STATUS = 70
 """Exit status of a process that was ended because nothing moved."""
-TELL_SECONDS = 10
+REPORT_SECONDS = 10
 """How long it may take to say so, where the file system hangs too."""
 WIDTH = 1000
 """Bytes of the file of a rank: each writing covers the one before."""
@@ -115,12 +115,12 @@ class Heartbeat:
             woke = now
             still = now - self._moved
             if still > self._seconds / 2:
-                faulthandler.dump_traceback_later(TELL_SECONDS, exit=True, file=sys.__stderr__ or 2)
+                faulthandler.dump_traceback_later(REPORT_SECONDS, exit=True, file=sys.__stderr__ or 2)
                 self._write(replace(self._pulse, where=f"{self._where()} for {still:.0f} s"))
                 with contextlib.suppress(OSError):
                     os.fsync(self._file)  # for the other machines
                 if still > self._seconds:
-                    self._tell()
+                    self._report()
                     os._exit(HUNG_STATUS)
                 faulthandler.cancel_dump_traceback_later()
 
@@ -130,9 +130,10 @@ class Heartbeat:
         line = next((f"at loop.py:{frame.lineno} `{frame.line}`, " for frame in stack if frame.filename == LOOP), "")
         return f"{line}in {Path(stack[-1].filename).name}:{stack[-1].name}"
 
-    def _tell(self) -> None:
-        """Say who stands where, and end the processes here that cannot end themselves: those that have written nothing for long,
-        by the clock of the file system, which is one for all machines. Without a shared folder each watch speaks for its own.
+    def _report(self) -> None:
+        """Print which process stands where, and end the processes here that cannot end themselves: those that have written nothing
+        for long, by the clock of the file system, which is one for all machines. Without a shared folder each watch speaks for its
+        own.
         """
         pulses = []
         dead = []

@@ -124,7 +124,7 @@ def train_as_worker(
 
 @contextmanager
 def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tracker | None]:
-    """Rank 0's tracker, which is told how the block ends, and says where the run begins; None on the other ranks."""
+    """Rank 0's tracker, which logs how the block ends, and at which step the run begins; None on the other ranks."""
     if world.rank > 0:
         yield None
         return
@@ -191,7 +191,7 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
         resume_step=resume_step,
         place=place.place,
         publish=partial(place.publish, "mlflow_run.json"),
-        told=told_by(run.resume, config.run) if run.resume else None,
+        recorded=mlflow_record(run.resume, config.run) if run.resume else None,
     )
     if resume_step != 0:  # those of which MLflow was not told before the run was killed
         for checkpoint in reversed(place.complete_checkpoints()):
@@ -201,7 +201,7 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
     return tracker
 
 
-def told_by(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
+def mlflow_record(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
     """A checkpoint's record of its run in MLflow, for a folder of this run without mlflow_run.json. A checkpoint that was
     copied to begin another run names the origin of that one.
     """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """The most pairs of rows that a sentence names; the JSON has all."""
-LARGEST_RADIUS = 20.0
+MAX_RADIUS = 20.0
 """Radius of a panel's largest circle, in points."""
 MARKERS = "os^D"
 """Shapes of the points; the next is taken when the colours are used up."""
@@ -345,7 +345,7 @@ class Results:
                 shares = [(size or 0.0) / largest for size in sizes]
                 power = 2 if self.table.sized == "radius" else 1
                 # Matplotlib's areas are those of the squares around.
-                areas = [(2 * LARGEST_RADIUS) ** 2 * share**power for share in shares]
+                areas = [(2 * MAX_RADIUS) ** 2 * share**power for share in shares]
                 axes.scatter(places, values, areas, color=colour, alpha=0.35)
         if not series:
             axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")

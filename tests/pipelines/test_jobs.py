@@ -12,7 +12,7 @@ import pytest
 
 from common.places import Place
 from pipelines.training import jobs
-from pipelines.training.jobs import Job, Record, mark, run_jobs, start_job
+from pipelines.training.jobs import Job, Record, content_stamp, run_jobs, start_job
 from pipelines.training.stopping import STOPPED_STATUS
 from tests.waiting import wait_until
 
@@ -120,7 +120,7 @@ def test_what_is_current_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().out == "[1/1] job: done before, and nothing has changed since\n"
     others = [
         Job("job", "inspect", HELP, (read,), (written,), ("--moved", "there")),
-        Job("job", "inspect", ("-h",), (read,), (written,), job.where),
+        Job("job", "inspect", ("-h",), (read,), (written,), job.unhashed),
         Job("job", "inspect", HELP),
     ]
     assert [record.is_current(other) for other in others] == [True, False, False]
@@ -148,20 +148,20 @@ def test_no_secret_is_shown_and_another_password_changes_nothing(tmp_path: Path)
 def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
     place = Place.parse(tmp_path)
     (tmp_path / "a.json").write_text("1")
-    before = mark(place), mark(place / "a.json")
-    assert before == (mark(place), mark(place / "a.json")) and all(before)
+    before = content_stamp(place), content_stamp(place / "a.json")
+    assert before == (content_stamp(place), content_stamp(place / "a.json")) and all(before)
     (tmp_path / "a.json").write_text("2")
-    assert mark(place / "a.json") != before[1] and mark(place) != before[0]
-    assert mark(place / "missing.json") == ""
+    assert content_stamp(place / "a.json") != before[1] and content_stamp(place) != before[0]
+    assert content_stamp(place / "missing.json") == ""
     (tmp_path / "checkpoints").mkdir()
-    assert mark(place / "checkpoints") == ""  # none in it
+    assert content_stamp(place / "checkpoints") == ""  # none in it
 
 
 def test_another_source_in_a_bucket_has_another_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Place, "changed", lambda place: 0)  # as of an object
     source = tmp_path / "threads.jsonl.gz"
     source.write_bytes(b"one")
-    before = mark(Place.parse(source))
-    assert before == mark(Place.parse(source))
+    before = content_stamp(Place.parse(source))
+    assert before == content_stamp(Place.parse(source))
     source.write_bytes(b"another")
-    assert mark(Place.parse(source)) != before
+    assert content_stamp(Place.parse(source)) != before

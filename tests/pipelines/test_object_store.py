@@ -162,7 +162,7 @@ def test_objects_too_large_to_be_copied_are_written_too(
     bucket: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place.parse(bucket("folder")) / "part"
-    monkeypatch.setattr(places, "MOST_COPIED", {"s3": 5})
+    monkeypatch.setattr(places, "MAX_COPIED", {"s3": 5})
     for data in (b"small", b"larger", b"s"):
         place.write_atomically(data)
         assert place.read_bytes() == data and [file.name for file in place.parent.list()] == ["part"]

@@ -119,7 +119,7 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
 def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monkeypatch: pytest.MonkeyPatch) -> None:
     fine, block = scores(scored), scored.model.block
     most = 30
-    monkeypatch.setattr(scoring, "MOST_POSITIONS", most)
+    monkeypatch.setattr(scoring, "MAX_POSITIONS", most)
     scored = replace(scored, shards=2, folder=scored.folder.with_name("other"))
     together = 4
     assert 2 < len(fine[0].bucket_nats) / most <= together
@@ -135,7 +135,7 @@ def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monk
 
 
 def test_a_bucket_holds_few_blocks_and_a_document_few_buckets() -> None:
-    most = scoring.MOST_POSITIONS
+    most = scoring.MAX_POSITIONS
     for blocks, together in ((0, 1), (most, 1), (most + 1, 2), (2 * most, 2), (2 * most + 1, 4), (9 * most, 16)):
         assert scoring.bucket_of(np.array([7, blocks * 512]), 512) == together * 512
 
@@ -143,7 +143,7 @@ def test_a_bucket_holds_few_blocks_and_a_document_few_buckets() -> None:
 def test_what_was_killed_goes_on_and_what_is_damaged_is_read_again(
     scored: Scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring, "MOST_POSITIONS", 10)  # of several segments: it is killed within one
+    monkeypatch.setattr(scoring, "MAX_POSITIONS", 10)  # of several segments: it is killed within one
     undisturbed = scores(replace(scored, folder=scored.folder.with_name("other")))
     monkeypatch.setattr(reading, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(reading, "SAVE_SHARE", 1e9)

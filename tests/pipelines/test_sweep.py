@@ -553,8 +553,8 @@ def test_what_mlflow_could_not_be_told_is_said(
         raise RuntimeError("an error of its own")
 
     monkeypatch.setattr(SweepTracking, "_record", gone)
-    object.__new__(SweepTracking)._tell(Trial("003", {}))
-    assert "warning: MLflow was not told how trial 003 ended: an error of its own" in capsys.readouterr().err
+    object.__new__(SweepTracking)._log_end(Trial("003", {}))
+    assert "warning: MLflow has no record of how trial 003 ended: an error of its own" in capsys.readouterr().err
 
 
 def test_a_stop_that_a_kill_kept_from_its_end_has_its_reason_again(here: Make) -> None:

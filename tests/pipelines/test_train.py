@@ -686,7 +686,7 @@ def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_sho
     from recur_models import health
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "LEAST_WORTH", 1e9)  # no State is worth that
+        patch.setattr(health, "MIN_WORTH", 1e9)  # no State is worth that
         run = train("--steps", "14", "--log-every", "1", "--validate-every", "4")
     told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
     assert len(told) == 1 and told[0].startswith("step 13:") and "clearing it changes validation by" in told[0]
@@ -705,7 +705,7 @@ def test_a_model_that_ignores_its_state_is_told_of(
     from recur_models import health
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "LEAST_SHARE", 0.999)  # any share is too little
+        patch.setattr(health, "MIN_SHARE", 0.999)  # any share is too little
         train("--steps", "8", "--log-every", "2", "--tracking.backend", "mlflow", "--tracking.system-metrics", "off")
     told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
     assert len(told) == 1 and told[0].startswith("step 6:")  # after warm-up, and not at every point
@@ -753,7 +753,7 @@ def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
 
     validated_on(make_config, text_folder, 60, 3)  # none is as long as a segment
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(health, "LEAST_WORTH", 1e9)
+        patch.setattr(health, "MIN_WORTH", 1e9)
         records = read_records(train() / "metrics.jsonl")
     validated = [record.metrics for record in records if "validation/bits_per_token" in record.metrics]
     assert len(validated) == 2

@@ -18,7 +18,7 @@ from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
 from recur_models.mixers import MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
-from recur_models.rwkv7 import LEAST_LOG_DECAY, generalised_delta_rule
+from recur_models.rwkv7 import MIN_LOG_DECAY, generalised_delta_rule
 
 B, T, H, E, V = 2, 50, 3, 8, 12
 
@@ -66,7 +66,7 @@ def test_autocast_changes_no_bit_of_a_rule(rule: str) -> None:
         if rule == "delta":
             return gated_delta_rule(q, k, v, log_decay, beta, state)
         if rule == "generalised":
-            log_decays = (log_decay / 4)[..., None].clamp(LEAST_LOG_DECAY).expand_as(k)
+            log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
             return generalised_delta_rule(q, k, v, log_decays, -k, beta[..., None] * k, state)
         if rule == "decayed":
             return decayed_attention(q, k, v, log_decay, state)
@@ -108,8 +108,8 @@ def test_the_generalised_delta_rule_is_the_recurrence_that_it_stands_for(chunk: 
     """Also where all numbers of the state decay as fast as they may, to e^−39 over a chunk of 64."""
     q, k, v, _, beta, state = inputs(3).values()
     torch.manual_seed(7)
-    log_decay = LEAST_LOG_DECAY * torch.rand(B, T, H, E)
-    log_decay[:, T // 2 :] = LEAST_LOG_DECAY
+    log_decay = MIN_LOG_DECAY * torch.rand(B, T, H, E)
+    log_decay[:, T // 2 :] = MIN_LOG_DECAY
     log_decay.requires_grad_()
     a = -torch.nn.functional.normalize(torch.randn(B, T, H, E), dim=-1).requires_grad_()
     b = (beta.detach()[..., None] * -a.detach()).requires_grad_()
