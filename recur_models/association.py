@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import linear
-from recur_models.mixer import Carried, upcast
+from recur_models.layers import linear, upcast
+from recur_models.mixer import Carried
 
 ROLLS = 3
 """DPFP's ν: features are rolled by 1 to ν places."""

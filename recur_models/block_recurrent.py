@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate, gate_costs
-from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs
+from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs, upcast
 from recur_models.protocol import Probe, State, relative_change, reset
 from recur_models.sliding_window import (
     Layer,
@@ -127,7 +127,7 @@ class StateDirection(nn.Module):
 
     def read(self, c_BSD: Tensor) -> Projections:
         """Keys and values for the tokens, and the states' own queries."""
-        return self.project(c_BSD, self.ids_SD.to(c_BSD.dtype))
+        return self.project(c_BSD.to(self.ids_SD.dtype), self.ids_SD)
 
     def update(
         self, c_BSD: Tensor, read: Projections, kz_BHZE: Tensor, vz_BHZE: Tensor, absent_B: Tensor | None
@@ -139,7 +139,7 @@ class StateDirection(nn.Module):
         h_BSN = merge_heads(self_BHSE, cross_BHSE)
         if self.attention_gate is not None:
             c_BSD = self.attention_gate(c_BSD, h_BSN)
-            h_BSN = c_BSD if self.mlp_norm is None else self.mlp_norm(c_BSD)
+            h_BSN = c_BSD if self.mlp_norm is None else self.mlp_norm(c_BSD.to(self.ids_SD.dtype))
         if self.mlp_gate is not None and self.mlp_hidden is not None:
             c_BSD = self.mlp_gate(c_BSD, torch.relu(self.mlp_hidden(h_BSN)))
         return c_BSD
@@ -160,10 +160,8 @@ class RecurrentLayer(StackLayer):
         self.shares_states = shares_states
 
     def initial_state(self, lanes: int) -> State:
-        return {
-            **self.tokens.initial_cache(lanes),
-            "states": self.states.initial_SD.detach().expand(lanes, -1, -1).clone(),
-        }
+        initial_SD = upcast(self.states.initial_SD.detach())  # a gate adds to them block by block
+        return {**self.tokens.initial_cache(lanes), "states": initial_SD.expand(lanes, -1, -1).clone()}
 
     def forward(
         self,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, unit_norm
+from recur_models.layers import RMSNorm, linear, unit_norm, upcast
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -29,7 +29,6 @@ from recur_models.mixer import (
     decay_of_state,
     initial_log_rate,
     initial_step_bias,
-    upcast,
     without_autocast,
 )
 from recur_models.protocol import State

@@ -35,8 +35,8 @@ class FixedGate(nn.Module):
     def forward(self, c_BSD: Tensor, h_BSN: Tensor) -> Tensor:
         z_BSD = self.candidate(h_BSN)  # (1)
         z_BSD = torch.tanh(z_BSD) if self.squash else z_BSD
-        # In the states' own dtype, not autocast's: a g near 1 would be 1 in bfloat16, and nothing would be let in.
-        return torch.lerp(z_BSD.to(c_BSD.dtype), c_BSD, torch.sigmoid(self.bias).to(c_BSD.dtype))  # (2), (3)
+        # In the states' own dtype, not that of autocast or of the weights: in bfloat16 a g near 1 would be 1, and let nothing in.
+        return torch.lerp(z_BSD.to(c_BSD.dtype), c_BSD, torch.sigmoid(self.bias.to(c_BSD.dtype)))  # (2), (3)
 
     def probe(self) -> Probe:
         """How much of the candidate is let in."""

@@ -113,6 +113,11 @@ def linear(fan_in: int, fan_out: int, *, scale: float = 1.0, bias_std: float | N
     return layer
 
 
+def upcast(x: Tensor) -> Tensor:
+    """``x`` in float32, or in float64 if that is its dtype."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def is_plain(layer: nn.Module) -> bool:
     """Whether a projection is a bare nn.Linear. One that is quantised, or wrapped by a LoRA adapter, must be called: its weight
     alone does not give its output.

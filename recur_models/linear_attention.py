@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, rotate
+from recur_models.layers import RMSNorm, linear, rotate, upcast
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -26,7 +26,6 @@ from recur_models.mixer import (
     decay_between,
     decay_of_state,
     split_qkv_gate,
-    upcast,
     without_autocast,
 )
 from recur_models.protocol import State

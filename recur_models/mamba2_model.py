@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from common.errors import UserError
 from recur_models.costs import Costs, product, scales
+from recur_models.layers import upcast
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2, Variant
-from recur_models.mixer import Sizes, check_block, upcast
+from recur_models.mixer import Sizes, check_block
 from recur_models.mixers import StackLayer, StackModel
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import Family

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
-from recur_models.layers import PositionBias, RMSNorm, StackConfig, dropouts, token_costs
+from recur_models.layers import PositionBias, RMSNorm, StackConfig, dropouts, token_costs, upcast
 from recur_models.losses import tied_output
 from recur_models.mixer import Carried
 from recur_models.protocol import (
@@ -135,7 +135,7 @@ class MemoryLayer(nn.Module):
     def initial_state(self, lanes: int) -> State:
         if self.association is None:
             return {}
-        return {"states": self.tokens.project.scale_H.new_zeros(lanes, *self.association.shape)}
+        return {"states": upcast(self.tokens.project.scale_H).new_zeros(lanes, *self.association.shape)}
 
     def forward(self, x_BND: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
         x_BND = self.tokens(self.add_memory(x_BND, state), unseen_NN)

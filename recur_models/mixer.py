@@ -21,7 +21,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from common.errors import UserError
 from recur_models.costs import Costs
-from recur_models.layers import RMSNorm
+from recur_models.layers import RMSNorm, upcast
 from recur_models.protocol import Places, Probe, State, relative_change
 
 
@@ -275,11 +275,6 @@ class Chunks(NamedTuple):
             chunks_in_block = self.count // fresh_BK.shape[1]
             fresh_BN[:, ::chunks_in_block] = fresh_BK
         return fresh_BN
-
-
-def upcast(x: Tensor) -> Tensor:
-    """``x`` in float32, or in float64 if that is its dtype."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def masked_later(C: int, like: Tensor) -> Tensor:

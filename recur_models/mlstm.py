@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear
+from recur_models.layers import RMSNorm, linear, upcast
 from recur_models.linear_attention import decayed_attention_costs, states_before_chunks
 from recur_models.mixer import (
     Chunks,
@@ -21,7 +21,6 @@ from recur_models.mixer import (
     decay_of_state,
     masked_later,
     split_qkv_gate,
-    upcast,
     without_autocast,
 )
 from recur_models.protocol import State, reset

@@ -44,7 +44,13 @@ def test_outputs_and_gradients_are_those_of_the_restatement(name: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5, msg=lambda m, k=key: f"{k}: {m}")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "mixers-delta", "mixers-householders", "mixers-mamba2", "mixers-mlstm"])
+CARRYING = [
+    "mixers-delta", "mixers-householders", "mixers-mamba2", "mixers-mlstm", "rec-lstm-dual-paper", "feedback-two-layers-meliad",
+    "lstm", "staircase-masked", "cached_staircase-masked", "feedback_transformer-zeros", "gpt2_rec-overlap-2", "llama_rec-layers",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*NAMES, *CARRYING])
 def test_gradients_through_the_state_of_20_segments_are_those_of_one_pass(name: str) -> None:
     config = small_configs()[name]
     text = tokens(2, 20 * config.block)
@@ -121,3 +127,31 @@ def test_memory_stays_of_one_size_over_many_blocks() -> None:
     model = RMTConfig(layers=1, d_model=16, heads=2, head_dim=8, mlp_dim=16, window=4, memory_tokens=2).build(31).eval()
     _, state = model(tokens(1, 400))
     torch.testing.assert_close(state["states"].square().mean(-1), torch.ones(1, 2), rtol=1e-3, atol=1e-3)
+
+
+def test_autocast_changes_nothing_within_an_association() -> None:
+    """Its products are of integers, which bfloat16 has exactly: all that differs then is what it computes of them."""
+    torch.manual_seed(0)
+    association = Association(4, 6)
+    with torch.no_grad():
+        for parameter in association.parameters():
+            parameter.copy_(torch.randint(-1, 2, parameter.shape))
+    x_BnD = torch.randint(-1, 2, (2, 5, 4)).float()
+    states_BPZ = torch.randn(2, *association.shape).abs()
+    expected = association.read(x_BnD, states_BPZ), association.write(x_BnD, states_BPZ)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = association.read(x_BnD, states_BPZ), association.write(x_BnD, states_BPZ)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_an_association_of_bfloat16_weights_adds_up_in_float32() -> None:
+    model: Any = spread(build(small_configs()["armt"])).bfloat16()
+    text = tokens(2, 64 * model.block)
+    _, state = model(text)
+    stored = model.initial_state(2)
+    for segment in text.split(model.block, 1):
+        _, stored = model(segment, stored, torch.zeros(2, 1, dtype=torch.bool))
+    whole, parts = (each["layers.0.states"] for each in (state, stored))
+    assert whole.dtype == torch.float32
+    assert (parts - whole).norm() < 1e-5 * whole.norm()

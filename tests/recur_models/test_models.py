@@ -16,6 +16,7 @@ from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
 from recur_models.block_recurrent import RecConfig
 from recur_models.losses import hidden_states
 from recur_models.mamba2_model import Mamba2Config
+from recur_models.memory_tokens import ARMTConfig
 from recur_models.mixers import MixersConfig
 from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
@@ -102,7 +103,8 @@ def test_a_model_of_float16_weights_is_near_one_of_float32(config: ModelConfig) 
         nats.mean().backward()
     logits, state = half(text, half.initial_state(2), fresh)
     for name, tensor in state.items():
-        wide = isinstance(config, (MixersConfig, Mamba2Config)) and name.endswith((".states", ".log_scale"))
+        adds_up = isinstance(config, (MixersConfig, Mamba2Config, RecConfig, ARMTConfig))
+        wide = adds_up and name.endswith((".states", ".log_scale"))
         assert tensor.dtype in ((torch.float32,) if wide else (torch.float16, torch.bool, torch.int64)), name
     torch.testing.assert_close(logits.float(), whole(text, whole.initial_state(2), fresh)[0], rtol=0, atol=0.03)
     for (name, ours), theirs in zip(half.named_parameters(), whole.parameters(), strict=True):
