@@ -34,6 +34,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.inference.targets import (
+    HOME,
     NO_NAME,
     EvaluationTarget,
     TargetsConfig,
@@ -48,7 +49,6 @@ from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_t
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
-from pipelines.terminal.commands import typed
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
@@ -205,7 +205,9 @@ def main(argv: list[str]) -> None:
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {typed('ui')}")
+    run = targets[0].run
+    root = run.folder.parent if run and run.is_local else HOME
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {cli.typed_ui(root)}")
     refresh_index(report_folder.folder)
 
 

@@ -171,13 +171,11 @@ def _shown(config: TrainConfig) -> str:
 
 def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
-    # MLflow's file of a bucket's run is local.
-    root = cli.shown(root_of(run.folder, config.run)) if run.is_local else "runs"
-    below = "" if root == "runs" else f" --root {shlex.quote(root)}"
+    root = root_of(run.folder, config.run) if run.is_local else "runs"  # MLflow's file of a bucket's run is local
     return (
         f"  result    {cli.shown(run.checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
-        f"  look      {typed('ui')}{below}"
+        f"  look      {cli.typed_ui(root)}"
     )
 
 

@@ -37,7 +37,7 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         f"  again   {sweep.winner['command']}\n"
         f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
         f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}{best_alone}\n"
-        f"  look    {typed('ui')}"
+        f"  look    {cli.typed_ui(place.parent.path if place.is_local else 'runs')}"
     )
     return 0
 

@@ -23,6 +23,7 @@ import math
 import os
 import re
 import select
+import shlex
 import signal
 import sys
 import traceback
@@ -52,7 +53,7 @@ from common.errors import UserError, is_users, listed, nearest
 from common.renamed import new_value
 from common.start_up import end
 from pipelines.terminal import home, plugins
-from pipelines.terminal.commands import program
+from pipelines.terminal.commands import program, typed
 from pipelines.terminal.options import unknown
 from pipelines.terminal.output import discard, listing
 
@@ -304,6 +305,12 @@ def shown(path: str | Path) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return str(path)
+
+
+def typed_ui(root: str | Path) -> str:
+    """How a person types the command that shows the runs below ``root`` in MLflow."""
+    where = shown(root)
+    return typed("ui") if where == "runs" else f"{typed('ui')} --root {shlex.quote(where)}"
 
 
 def file_name(text: str) -> str:
