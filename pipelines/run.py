@@ -22,6 +22,7 @@ from common.checks import check_options
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
+from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
 from pipelines.config.dotted import words_of
 from pipelines.config.run import flatten, to_json
@@ -87,6 +88,12 @@ class PipelineConfig:
                     raise UserError(
                         f"{option} {pair}: the stages agree on that; see --name, --root, --store and --corpus"
                     )
+        if self.tune_set and not self.tune:
+            raise UserError(
+                f"--tune-set {self.tune_set[0]} is given without --tune: add a space, such as --tune lr, or use --set"
+            )
+        if self.corpus and self.corpus not in CORPORA:
+            raise UserError(f"there is no corpus {self.corpus!r}: {nearest(self.corpus, CORPORA)}")
         check_options(self, retries=0)
 
     def located(self) -> PipelineConfig:
@@ -178,7 +185,9 @@ def main(argv: list[str]) -> int:
     began = time.monotonic()
     planned = stages(config)
     check(config, planned)
-    record = Record(Place.parse(config.root) / "pipelines" / f"{name}.json")
+    records = Place.parse(config.root) / "pipelines"
+    records.make_folder()
+    record = Record(records / f"{name}.json")
     failed = run_jobs(planned, record=record, retries=config.retries, in_turn=True)
     if failed:
         return next(iter(failed.values()))
@@ -191,10 +200,11 @@ def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
     from pipelines.presets import PRESETS
     from pipelines.sweeps.command import read_command
 
-    for preset in (config.preset, *config.also):
-        run = cli.parse_preset(PRESETS, [preset, *_options(config.set)], "")
+    presets = (config.preset, *config.also)
+    for preset, stage in zip(presets, (stage for stage in planned if stage.module == "train"), strict=True):
+        run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # what is searched has the preset's value yet
         with given_by_user(ValueError):
-            run.model.check_new()
+            run.located().model.check_new()
     for stage in planned:
         if stage.module == "tune":
             sweep = read_command(stage.words)

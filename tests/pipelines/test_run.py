@@ -112,6 +112,9 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
         ),
         (["demo-rec", "--also", "demo-rec"], "--also demo-rec: each preset is trained once"),
         (["demo-rec", "--split", "tset"], "unknown split 'tset': did you mean 'test'"),
+        (["demo-rec", "--corpus", "python-sorce"], "there is no corpus 'python-sorce': did you mean 'python-source'"),
+        (["demo-rec", "--name", "../x"], "run is '../x-demo-rec': it must be the name of a folder"),
+        (["demo-rec", "--tune-set", "steps=4"], "--tune-set steps=4 is given without --tune: add a space"),
         (["demo-rec", "--tune", "lrr"], "unknown space 'lrr': did you mean 'lr'"),
         (["demo-slide", "--tune", "lr+states"], "varies model.states, which demo-slide does not have"),
         (
