@@ -29,6 +29,10 @@ Done = Callable[[int], None]
 """Called with the number of bytes that were checked."""
 
 
+EMBEDDINGS = "_embeddings.json"
+"""In a folder of embeddings (pipelines/embed.py), the file that is written last. Its parts are named as those of a split."""
+
+
 def find_splits(store: str | Path | Place) -> list[Place]:
     """The splits in a store, a corpus's folder or a split's, finished or not. Raises MissingSplit where there is none."""
     place = Place.parse(store)
@@ -45,6 +49,8 @@ def find_splits(store: str | Path | Place) -> list[Place]:
 
 def _is_split(folder: Place) -> bool:
     names = {file.name for file in folder.list()}
+    if EMBEDDINGS in names:
+        return False
     return bool(names & {"manifest.json", "ledger", "documents.arrow"}) or any(
         name.startswith("part-") for name in names
     )

@@ -10,6 +10,7 @@ Arrow files with the columns document, offset and embedding. Repeat the command 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,9 +18,10 @@ from typing import Literal
 import tyro
 
 from common.checks import check_options
-from common.errors import UserError
+from common.errors import UserError, nearest
 from common.lock import file_lock
 from common.places import Place
+from data_prep.documents import SPLITS
 from pipelines.inference.trained import load, open_split, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -39,7 +41,7 @@ class EmbedConfig:
     checkpoint: Literal["best", "newest"] = "best"
     """Which checkpoint of a run: the best of those that were validated, or the newest."""
     split: str = "test"
-    """Split of the store."""
+    """Split of the store; a text file has none."""
     documents: tuple[str, ...] = ()
     """Ids of documents of the split; by default all."""
     file: Path | None = None
@@ -61,6 +63,8 @@ class EmbedConfig:
         check_options(self, every=1, lanes=0, segment_length=0)
         if self.file is not None and self.documents:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
+        if self.file is None and self.split not in SPLITS:
+            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
 
 
 def main(argv: list[str]) -> None:
@@ -98,7 +102,8 @@ def main(argv: list[str]) -> None:
         reading.read(1, lambda tokens: update(advance=tokens))
         rows = embeddings.finish()
     print(f"{rows:,} embeddings of {embeddings.width} {config.dtype} in {cli.shown(output.recorded)}")
-    print(f'  read them  pyarrow.dataset.dataset("{cli.shown(output.recorded)}", format="arrow").to_table()')
+    quoted = json.dumps(cli.shown(output.recorded), ensure_ascii=False)
+    print(f'  read them  pyarrow.dataset.dataset({quoted}, format="arrow").to_table()')
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from common.errors import UserError
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.segments import rows_of
 from data_prep.store import SegmentStore
+from pipelines.inference.targets import writable
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines, printable
@@ -53,7 +54,8 @@ class InspectConfig:
         for block in self.block:
             if block < 1 or self.segment_length % block:
                 raise UserError(
-                    f"block {block} does not divide the segment length {self.segment_length}: give one that does"
+                    f"a block of {block} tokens does not divide segments of {self.segment_length}: give another --block or "
+                    "--segment-length"
                 )
 
 
@@ -63,9 +65,6 @@ def main(argv: list[str]) -> None:
     store = SegmentStore.open(config.split)
     console = lines()
     describe(console, store)
-    path = config.png or default_png(store)
-    plot_lengths(store, path)
-    console.print(f"lengths of the documents: {cli.shown(path)}")
     console.print(
         f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens, in % of all tokens read"
     )
@@ -77,6 +76,11 @@ def main(argv: list[str]) -> None:
     console.print(plain_table(("documents begin", "fill", "padding"), rows))
     if config.documents:
         show_sample(console, store, config)
+    path = config.png or default_png(store)
+    if not writable(path):
+        raise UserError(f"{cli.shown(path)} cannot be written: name a file for the histogram with --png")
+    plot_lengths(store, path)
+    console.print(f"\nlengths of the documents: {cli.shown(path)}")
 
 
 def describe(console: Console, store: SegmentStore) -> None:

@@ -69,7 +69,11 @@ def ports_of(argv: list[str]) -> list[int]:
             f"name a preset, as for pipelines.train: {cli.program()} small-rec; or ports of this machine: "
             f"{cli.program()} {HERE} --ports 6379 8265"
         )
-    return [int(word) for word in words]
+    ports = list(map(int, words))
+    wrong = [port for port in ports if not 0 < port < 1 << 16]
+    if wrong:
+        raise UserError(f"--ports {wrong[0]}: give ports from 1 to 65535")
+    return ports
 
 
 if __name__ == "__main__":

@@ -116,8 +116,10 @@ def passages_of(
             f"{checkpoint.folder} is of a model without a recurrent State: behind an empty window it knows nothing of a context; "
             "name a run of one that has a State, such as rec or gpt2-rec"
         )
+    places = choose_places(store.lengths, model.block, config)
     passages = []
-    for document, start in choose_places(store.lengths, model.block, config):
+    for number, (document, start) in enumerate(places, 1):
+        print(f"continuing passage {number} of {len(places)}, {config.new_tokens:,} tokens", flush=True)
         ids = store.tokens(document, 0, start - 1 + config.new_tokens).astype(np.int64)
         text_N = torch.from_numpy(np.concatenate([[store.bod_id], ids])).to(where)
         seen, unseen = continued(model, text_N, start, config.blocks, config.new_tokens)

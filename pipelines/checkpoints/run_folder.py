@@ -219,7 +219,7 @@ class RunFolder:
                 complaints.append(str(error))
         if complaints:
             raise CheckpointError(
-                f"no checkpoint below {self.checkpoints} can be used ({complaints[0]}): restore one, or choose another --run"
+                f"no checkpoint below {self.checkpoints} can be used ({complaints[0]}): restore one, or name another run"
             )
         return None, []
 

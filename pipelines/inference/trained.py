@@ -228,6 +228,8 @@ def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tok
     was prepared with the same."""
     place, corpus = place_of(checkpoint, store, corpus)
     folder = Place.parse(place) / corpus / "tokenizer"
+    if not folder.parent.is_dir():
+        raise TokenizerError(f"{folder.parent} does not exist: name another --store or --corpus")
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(
             f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"

@@ -112,17 +112,25 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
 def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     """A run, in a folder or a bucket. Raises UserError where there is none."""
     run = RunFolder.parse(folder)
+    saved = run.complete_checkpoints()
     try:
         config = json.loads((run.place / "config.json").read_bytes())
         model = config["model"]
         data = config["data"]
-    except (FileNotFoundError, KeyError, ValueError, TypeError):
+    except FileNotFoundError:
         raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
+    except (KeyError, ValueError, TypeError):
+        if not saved:
+            raise UserError(
+                f"{run.place / 'config.json'} is damaged, or not that of a run: repeat the training command, which writes it again"
+            ) from None
+        config = saved[0].meta["config"]
+        model = config["model"]
+        data = config["data"]
     # what depends on them is left open where there is neither a checkpoint nor the store
     vocab_size = 0
     tokenizer = ""
     store = ""
-    saved = run.complete_checkpoints()
     if saved:
         vocab_size = saved[0].meta["vocab_size"]
         tokenizer = saved[0].meta["tokenizer"]
@@ -135,6 +143,10 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
             store = manifest.fingerprint
     run.fetch("metrics.jsonl")
     records = read_records(run.folder / "metrics.jsonl")
+    if saved and not records:
+        raise UserError(
+            f"{run.place / 'metrics.jsonl'} is missing or damaged: restore it, or name the run by its id in MLflow"
+        )
     read = config.get("validate_tokens")
     made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], store, read, records)
     return replace(

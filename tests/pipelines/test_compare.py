@@ -325,6 +325,21 @@ def test_bad_input_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_config_is_read_from_the_checkpoint_and_lost_metrics_are_named(train: Callable[..., Path]) -> None:
+    folder = train("--steps", "4", "--checkpoint.every", "2")
+    before = finished_runs.run_of_folder(folder)
+    (folder / "config.json").write_text('{"model":')
+    assert finished_runs.run_of_folder(folder) == before
+    (folder / "metrics.jsonl").write_text("garbage")
+    with pytest.raises(
+        ValueError, match=r"metrics\.jsonl is missing or damaged: restore it, or name the run by its id"
+    ):
+        finished_runs.run_of_folder(folder)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match=r"config\.json is damaged, or not that of a run: repeat the training command"):
+        finished_runs.run_of_folder(folder)
+
+
 @pytest.mark.slow
 def test_a_sweep_is_reported_from_its_folder(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep")

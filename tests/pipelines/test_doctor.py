@@ -119,6 +119,8 @@ def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.Captu
     for name, sentence in (("checkpoints/step-00000005", "is a checkpoint: name the"), ("config.json", "is no folder")):
         with pytest.raises(ValueError, match=sentence):
             main([str(folder / name)])
+    with pytest.raises(ValueError, match="elsewhere/unlike does not exist: name the folder of a run"):
+        main([str(folder.parents[1] / "elsewhere" / "unlike")])
     shutil.rmtree(folder / "checkpoints")
     assert main([str(folder)]) == 2
     assert "holds no checkpoint that can be used" in capsys.readouterr().out

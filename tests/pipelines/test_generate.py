@@ -281,6 +281,8 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     there.mkdir()
     with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
         export.main([str(run), "--output", str(there)])
+    with pytest.raises(UserError, match="cannot be written: choose another --output"):
+        export.main([str(run), "--output", str(run / "config.json" / "inside")])
     monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
     with pytest.raises(ValueError, match="not the same"):
         export.main([str(run), "--output", str(tmp_path / "new")])

@@ -22,7 +22,7 @@ from data_prep.inspection import fill, length_quantiles
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.verification import find_splits, verify_split
-from pipelines import inspect, verify
+from pipelines import inspect, preflight, verify
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.terminal import cli
 from pipelines.terminal.output import printable
@@ -297,10 +297,13 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
     ("main", "words", "sentence"),
     [
         (inspect.main, ["nowhere/train"], "there is no prepared split in"),
-        (inspect.main, ["nowhere", "--block", "100"], "block 100 does not divide the segment length 4096"),
+        (inspect.main, ["nowhere", "--block", "100"], "a block of 100 tokens does not divide segments of 4096"),
         (inspect.main, ["nowhere", "--lanes", "0"], "--lanes is 0: it must be at least 1"),
         (inspect.main, ["nowhere", "--documents", "-1"], "--documents is -1: it must be at least 0"),
         (verify.main, ["nowhere"], "there is no such folder"),
+        (verify.main, ["embedded"], "it holds no prepared split"),
+        (vocabulary.main, ["text", "--source", ".", "--root", "a-file"], "the table cannot be written below a-file"),
+        (preflight.main, ["--here", "--ports", "6379", "637900"], "--ports 637900: give ports from 1 to 65535"),
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (vocabulary.main, ["text", "--tokenizers"], "tokenizers is empty"),
@@ -310,6 +313,10 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
 )
 def test_wrong_words(main, words, sentence, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("a-file").touch()
+    Path("embedded/folder").mkdir(parents=True)
+    for name in ("part-00000.arrow", verification.EMBEDDINGS):
+        Path("embedded/folder", name).touch()
     monkeypatch.setattr(sys, "argv", ["tool", *words])
     with pytest.raises(SystemExit) as exit:
         cli.run(main)
