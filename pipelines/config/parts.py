@@ -126,7 +126,7 @@ class TrackingConfig:
     """CPU, memory, disk, network and GPU of rank 0's machine, every ten seconds."""
 
     def __post_init__(self) -> None:
-        check_fields("tracking", self)
+        check_fields("tracking", self, patience=0)
         # After http:// digits may be a port, and no password.
         named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
         if named and re.search(r"""[?#/'"\s]""", named[1]):

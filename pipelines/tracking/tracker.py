@@ -214,8 +214,9 @@ class Tracker:
             return True
         records = sum(isinstance(item, Record) for item in left)
         others = len(left) - records - 1 - left.count(MlflowRun.describe)  # less the end itself
+        reason = self._says if self._silent_since or self._error else "was given no more time"
         self._say(
-            f"{self._says}: {records} records"
+            f"{reason}: {records} records"
             + (f" and {others} files or tags" if others > 0 else "")
             + f" were not sent; the records are in {self._file.path}, and repeating the command sends them"
         )

@@ -246,6 +246,19 @@ def test_no_server_continue_and_later_all_is_sent(
     assert len(server.runs(config.experiment)) == 1
 
 
+def test_an_end_that_does_not_wait_says_that_there_was_no_time(
+    config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = start(replace(config, patience=0.0), tmp_path)
+    for step in range(1, 2001):
+        tracker.log({"a": float(step)}, step)
+    assert not tracker.finish()
+    said = capfd.readouterr().err
+    assert "was given no more time: " in said and "does not answer" not in said
+    with pytest.raises(ValueError, match=r"tracking\.patience is -1: it must be at least 0"):
+        replace(config, patience=-1)
+
+
 def test_a_run_whose_id_was_never_noted_is_found_by_its_key(
     server: Server, config: TrackingConfig, tmp_path: Path
 ) -> None:
