@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
@@ -196,6 +197,9 @@ def differences_of(
     manifest = store.manifest
     parts = []
     own = train.manifest.fingerprint == checkpoint.meta["store"] if train else not config.store
+    if own and config.store:
+        with suppress(ValueError, OSError):  # the store of the training may be gone
+            own = open_split(checkpoint, config.split).manifest.fingerprint == manifest.fingerprint
     if not own or manifest.corpus != trained["corpus"]:
         parts.append(text_mark(manifest))
     if config.segment_length not in (0, trained["segment_length"]) and not config.cleared:

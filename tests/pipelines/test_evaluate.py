@@ -251,6 +251,19 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
         evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])
 
 
+def test_another_test_split_beside_the_same_training_text_is_named(
+    train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path
+) -> None:
+    run = str(train("--steps", "2"))
+    (tmp_path / "corpus" / "test" / "new.txt").write_text("one more document\n")
+    other = str(tmp_path / "other")
+    prepare(make_config(store=other))
+    evaluate.main([run, *QUIET])
+    evaluate.main([run, "--store", other, *QUIET])
+    mark = f"text_{SegmentStore.open(other, 'text', 'test').manifest.fingerprint[:8]}"
+    assert {path.parent.name for path in Path(run).parent.glob("reports/*/report.json")} == {"run", f"run-{mark}"}
+
+
 def test_a_model_is_held_against_the_unigram_of_its_own_tokens(
     train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
