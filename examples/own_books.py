@@ -24,9 +24,9 @@ def main(words: list[str]) -> None:
     parser.add_argument("--steps", default="1000", help="training steps of 4,096 bytes (default: 1000)")
     parser.add_argument("--root", default="runs", help="folder of everything that is written (default: runs)")
     args, options = parser.parse_known_args(words)
-    store = f"{args.root}/store"
     corpus = "text" if args.folder else "python-source"
     run = Path(args.folder).resolve().name if args.folder else corpus
+    store = f"{args.root}/{run}-store" if args.folder else f"{args.root}/store"  # each folder of books has its own
 
     # Text becomes tokens, here bytes, in a folder of checked files.
     source = ["--source", args.folder] if args.folder else []

@@ -47,17 +47,21 @@ SCENARIO = f"""
 # README, and docs/training.md: one's own data
 prepare text --source my_books --tokenizer sentencepiece:8192 --store runs/store
     + --tokenizer sentencepiece:300
-train small-rec --run mine --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
+train small-rec --run books --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
     + {TINY}
 train small-rec --run mine --data.corpus text --data.store runs/store
     + {TINY} --model.gate lstm
 evaluate runs/mine
     + {QUIET}
+evaluate runs/books
+    + {QUIET}
 generate runs/mine --file beginning.txt --max-new-tokens 500 --temperature 0.8
+    + --max-new-tokens 20
+generate runs/books --file beginning.txt --max-new-tokens 500 --temperature 0.8
     + --max-new-tokens 20
 train small-rec --run lstm --model.gate lstm --optim.lr 3e-4 --num-workers 4
     + {TINY} --num-workers 2
-train small-rec --run mine --num-workers 1:4 --hang-seconds 600
+train small-rec --run elastic --num-workers 1:4 --hang-seconds 600
     + {TINY} --model.gate lstm --num-workers 1:2
 doctor runs/mine
 evaluate runs/mine/checkpoints/step-00002000 --split validation
