@@ -21,7 +21,13 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import resident
-from data_prep.tokenizers import GPT2Tokenizer, SentencePieceTokenizer, Tokenizer, Training, tokenizer_from_spec
+from data_prep.tokenizers import (
+    GPT2Tokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    TokenizerTraining,
+    tokenizer_from_spec,
+)
 from pipelines.terminal import cli
 
 
@@ -59,7 +65,7 @@ def document(path: Path, megabytes: int) -> tuple[str, int]:
 def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple[float, float, Any]:
     """MB/s of CPU time, bytes of memory at the peak beyond the document's by the byte of text, and the ids."""
     tokenizer = tokenizer_from_spec(spec)
-    assert not isinstance(tokenizer, Training)
+    assert not isinstance(tokenizer, TokenizerTraining)
     text, size = document(path, megabytes)
     encode = tokenizer.encode if way == "pieces" else whole(tokenizer)
     encode(text[:10_000])

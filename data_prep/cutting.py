@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, naming
-from data_prep.tokenizers import Tokenizer, Training
+from data_prep.tokenizers import Tokenizer, TokenizerTraining
 
 
 @runtime_checkable
@@ -53,11 +53,11 @@ class Cut:
         return self.corpus.options()
 
 
-def cut(corpus: Corpus, splits: Sequence[str], tokenizer: Tokenizer | Training) -> Corpus:
+def cut(corpus: Corpus, splits: Sequence[str], tokenizer: Tokenizer | TokenizerTraining) -> Corpus:
     """The corpus as it is to be read: cut where it says so. Raises CorpusError where the tokenizer is to be trained on it first."""
     if not isinstance(corpus, CutsByTokens) or not any(corpus.first_tokens(split) for split in splits):
         return corpus
-    if isinstance(tokenizer, Training):
+    if isinstance(tokenizer, TokenizerTraining):
         raise CorpusError(
             f"corpus {corpus.name} is cut by tokens, and tokenizer {tokenizer.spec} is not there before it is trained on the "
             "corpus: train it first without the cut, and give its file with --tokenizer"

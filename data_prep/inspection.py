@@ -35,7 +35,7 @@ def fill(lengths: np.ndarray, lanes: int, segment_length: int, block: int) -> fl
 
 
 @dataclass(frozen=True)
-class Passage:
+class LanePassage:
     """A run of one document's tokens as it stands on a lane."""
 
     step: int
@@ -53,7 +53,7 @@ class Passage:
     """Text of its first tokens if the document begins here; else of its last ones."""
 
 
-def passages(store: SegmentStore, lanes: int, segment_length: int, block: int, tokens: int) -> Iterator[Passage]:
+def passages(store: SegmentStore, lanes: int, segment_length: int, block: int, tokens: int) -> Iterator[LanePassage]:
     """The passages on the first lane, segment by segment, each with the text of `tokens` of its tokens."""
     tokenizer = store.tokenizer()
     schedule = TrainingLanes(store.lengths, lanes=lanes, segment_length=segment_length, block=block, seed=0)
@@ -64,5 +64,5 @@ def passages(store: SegmentStore, lanes: int, segment_length: int, block: int, t
             shown = min(tokens, length)
             first = offset + length - shown if offset else 0
             text = tokenizer.decode(store.tokens(document, first, first + shown))
-            yield Passage(step, column * block, document, entry.title, offset, length, entry.tokens, text)
+            yield LanePassage(step, column * block, document, entry.title, offset, length, entry.tokens, text)
         step += 1

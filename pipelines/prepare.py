@@ -42,7 +42,7 @@ from data_prep.tokenizers import (
     SymbolsTokenizer,
     Tokenizer,
     TokenizerError,
-    Training,
+    TokenizerTraining,
     about_chat,
     keep_tokenizer,
     load_tokenizer,
@@ -133,7 +133,7 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
         return _prepare(config, asked)
 
 
-def asked_tokenizer(config: PrepareConfig) -> Tokenizer | Training:
+def asked_tokenizer(config: PrepareConfig) -> Tokenizer | TokenizerTraining:
     """The tokenizer of the options. Raises TokenizerError where it is none, or not for this corpus."""
     corpus, spec = config.corpus, config.tokenizer
     if isinstance(corpus, Labelled):
@@ -150,10 +150,10 @@ def asked_tokenizer(config: PrepareConfig) -> Tokenizer | Training:
     return tokenizer_from_spec(spec or "bytes")
 
 
-def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Manifest]:
+def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dict[str, Manifest]:
     start, console, corpus = time.perf_counter(), lines(), cut(config.corpus, config.splits, asked)
     splits = [split for split in SPLITS if split in config.splits]
-    read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, Training))]
+    read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, TokenizerTraining))]
     sources = sources_of(corpus, read)
     size = sum(int(sizes_of(sources[split]).sum()) for split in splits)
     count = sum(len(sources[split]) for split in splits)
@@ -212,10 +212,10 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | Training) -> dict[str, Ma
 
 
 def _tokenizer(
-    asked: Tokenizer | Training, config: PrepareConfig, scans: dict[str, SplitScan], console: Console
+    asked: Tokenizer | TokenizerTraining, config: PrepareConfig, scans: dict[str, SplitScan], console: Console
 ) -> Tokenizer:
     """The tokenizer itself; one that is to be trained is taken from the store where it was trained on the same text."""
-    if not isinstance(asked, Training):
+    if not isinstance(asked, TokenizerTraining):
         return asked
     corpus = scans["train"].inputs["content"]
     with contextlib.suppress(TokenizerError):

@@ -28,7 +28,7 @@ from pipelines.config.dotted import words_of
 from pipelines.config.run import flatten, to_json
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
-from pipelines.training.jobs import Job, Record, run_jobs
+from pipelines.training.jobs import Job, JobRecord, run_jobs
 from tune_spaces import combine
 
 OWN = ("run", "root", "preset", "data.store", "data.corpus")
@@ -187,7 +187,7 @@ def main(argv: list[str]) -> int:
     check(config, planned)
     records = Place.parse(config.root) / "pipelines"
     records.make_folder()
-    record = Record(records / f"{name}.json")
+    record = JobRecord(records / f"{name}.json")
     failed = run_jobs(planned, record=record, retries=config.retries, in_turn=True)
     if failed:
         return next(iter(failed.values()))

@@ -27,9 +27,9 @@ from recur_models.protocol import Probe, State, relative_change, reset
 from recur_models.sliding_window import (
     Layer,
     Part,
-    StackLayer,
     TokenLayer,
     WindowedConfig,
+    WindowedLayer,
     WindowedTransformer,
     last_block,
 )
@@ -73,7 +73,7 @@ class RecConfig(WindowedConfig):
     def build(self, vocab_size: int) -> WindowedTransformer:
         last = max(self.recurrent_layers)
 
-        def layer(index: int) -> StackLayer:
+        def layer(index: int) -> WindowedLayer:
             if index + 1 in self.recurrent_layers:
                 return RecurrentLayer(self, shares_states=self.feedback and index + 1 == last)
             return Layer(self, cross=self.feedback)
@@ -150,7 +150,7 @@ class StateDirection(nn.Module):
         return [Probe("state_change", gates[0], relative_change, gates[-1]), *(gate.probe() for gate in gates)]
 
 
-class RecurrentLayer(StackLayer):
+class RecurrentLayer(WindowedLayer):
     """A window, and states of its own that its tokens read. ``shares_states``: under feedback, all layers' tokens read them."""
 
     def __init__(self, config: RecConfig, shares_states: bool):

@@ -30,9 +30,9 @@ from recur_models.protocol import Probe, State
 from recur_models.sliding_window import (
     Layer,
     Part,
-    StackLayer,
     TokenLayer,
     WindowedConfig,
+    WindowedLayer,
     WindowedTransformer,
     last_block,
 )
@@ -74,7 +74,7 @@ class MemorizingConfig(WindowedConfig):
         return max(1, self.layers - 3) if self.memory_layer is None else self.memory_layer
 
     def build(self, vocab_size: int) -> WindowedTransformer:
-        def layer(index: int) -> StackLayer:
+        def layer(index: int) -> WindowedLayer:
             return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)
 
         return WindowedTransformer(self, vocab_size, layer)
@@ -86,7 +86,7 @@ class MemorizingConfig(WindowedConfig):
         return [self.window_costs()] * (self.layers - 1) + [self.window_costs(position=False) + found]
 
 
-class MemorizingLayer(StackLayer):
+class MemorizingLayer(WindowedLayer):
     """A window, and a memory that its heads also attend to."""
 
     one_graph = False  # it asks how full the memory is

@@ -107,7 +107,7 @@ class Part(NamedTuple):
     """The tokens that see nothing."""
 
 
-class StackLayer(nn.Module, ABC):
+class WindowedLayer(nn.Module, ABC):
     """A layer of the stack. State and block are its own part of them, under its own names."""
 
     tokens: TokenLayer
@@ -186,7 +186,7 @@ class TokenLayer(nn.Module):
         return x_nD + self.mlp(self.mlp_norm(x_nD))
 
     def open(self, state: State, shared_kv: Projections | None = None) -> State:
-        """`StackLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
+        """`WindowedLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
         block = {kind: torch.zeros_like(state[kind]) for kind in ("keys", "values")}
         if shared_kv is not None:
             block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
@@ -220,7 +220,7 @@ class TokenLayer(nn.Module):
         return states / (states + window)
 
 
-class Layer(StackLayer):
+class Layer(WindowedLayer):
     """A window, and nothing else but what another layer shares with it.
 
     ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
@@ -282,7 +282,7 @@ class WindowedTransformer(RecurrentModel):
         self,
         config: WindowedConfig,
         vocab_size: int,
-        layer: Callable[[int], StackLayer],
+        layer: Callable[[int], WindowedLayer],
         sharing_layer: int | None = None,
     ):
         super().__init__()

@@ -27,7 +27,7 @@ from data_prep.documents import SPLITS, Skipped, sources_of
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of
-from data_prep.tokenizers import Tokenizer, Training, shortfall, tokenizer_from_spec, train_sentencepiece
+from data_prep.tokenizers import Tokenizer, TokenizerTraining, shortfall, tokenizer_from_spec, train_sentencepiece
 from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import writable
@@ -109,12 +109,12 @@ def main(argv: list[str]) -> None:
     console.print(f"table: {cli.shown(track(config, tokenizers, rows))}")
 
 
-def trained(asked: list[Tokenizer | Training], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
+def trained(asked: list[Tokenizer | TokenizerTraining], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
     """The tokenizers themselves; those to be trained are trained on the train split, which is read for it once."""
     scan: SplitScan | None = None
     made: list[Tokenizer] = []
     for one in asked:
-        if not isinstance(one, Training):
+        if not isinstance(one, TokenizerTraining):
             made.append(one)
             continue
         if scan is None:

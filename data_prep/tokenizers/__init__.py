@@ -42,7 +42,7 @@ from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
-from data_prep.tokenizers.training import Training, shortfall, train_sentencepiece
+from data_prep.tokenizers.training import TokenizerTraining, shortfall, train_sentencepiece
 
 __all__ = [
     "CHAT_FILE",
@@ -55,7 +55,7 @@ __all__ = [
     "SymbolsTokenizer",
     "Tokenizer",
     "TokenizerError",
-    "Training",
+    "TokenizerTraining",
     "about_chat",
     "bod_id",
     "chat_of",
@@ -178,7 +178,7 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
+def tokenizer_from_spec(spec: str) -> Tokenizer | TokenizerTraining:
     """The tokenizer that the `--tokenizer` option names.
 
     Raises TokenizerError for an unknown spec, a missing file, or a file that is not a tokenizer.
@@ -193,7 +193,7 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | Training:
             raise TokenizerError(
                 f"tokenizer {spec!r} needs a number of pieces, {MIN_PIECES} or more, below a million: write {kind}:2048"
             )
-        return Training(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
+        return TokenizerTraining(spec, "bpe" if kind.endswith("bpe") else "unigram", int(rest))
     if kind == "gpt2" and colon:
         folder = Path(os.path.expanduser(rest))
         if not rest or not folder.is_dir():

@@ -14,7 +14,7 @@ from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 
 
 @dataclass(frozen=True)
-class Training:
+class TokenizerTraining:
     """A request to train a SentencePiece model on the corpus, as read from a spec such as `sentencepiece:2048`."""
 
     spec: str
@@ -22,7 +22,7 @@ class Training:
     pieces: int
 
 
-def train_sentencepiece(training: Training, corpus: str, lines: Iterable[str]) -> SentencePieceTokenizer:
+def train_sentencepiece(training: TokenizerTraining, corpus: str, lines: Iterable[str]) -> SentencePieceTokenizer:
     """Train a lossless SentencePiece model: identity normalization, bytes for rare characters, newline a piece of its own.
 
     Args:
@@ -70,7 +70,7 @@ def train_sentencepiece(training: Training, corpus: str, lines: Iterable[str]) -
     return SentencePieceTokenizer(model.getvalue(), training.spec, Recipe(training.spec, corpus))
 
 
-def shortfall(training: Training, trained: SentencePieceTokenizer) -> str:
+def shortfall(training: TokenizerTraining, trained: SentencePieceTokenizer) -> str:
     """A sentence, where the corpus was too small for as many pieces as were asked for; else nothing."""
     pieces = trained.vocab_size - 1
     if pieces >= training.pieces:

@@ -2,7 +2,7 @@
 process.
 
     job = Job("verify mine", "verify", ("runs/store/text",), reads=(store,), log=Path("runs/logs/verify.log"))
-    failed = run_jobs([job], at_once=2, record=Record(Place.parse("runs/jobs.json")))
+    failed = run_jobs([job], at_once=2, record=JobRecord(Place.parse("runs/jobs.json")))
 
 A job is done and current while its fingerprint is the one that the record keeps: of its words, of what it read and of what it
 wrote.
@@ -96,7 +96,7 @@ def content_stamp(place: Place) -> str:
 
 
 @dataclass(frozen=True)
-class Record:
+class JobRecord:
     """A file with the fingerprints of finished jobs, by their names."""
 
     file: Place
@@ -142,7 +142,7 @@ class _Attempt:
 
 
 def run_jobs(
-    jobs: Sequence[Job], at_once: int = 1, record: Record | None = None, retries: int = 0, in_turn: bool = False
+    jobs: Sequence[Job], at_once: int = 1, record: JobRecord | None = None, retries: int = 0, in_turn: bool = False
 ) -> dict[Job, int]:
     """Run the jobs that are not current, so many side by side; the exit statuses of those that failed.
 

@@ -116,12 +116,12 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype 
 def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint | None) -> Precision:
     """The precision of a run in all of its processes: rank 0's, whatever the machines of the others."""
     machine = machine_of(world.device)
-    chosen = decide(config, vocab_size, machine, begun_with(resume) if resume else None)
+    chosen = decide(config, vocab_size, machine, recorded_precision(resume) if resume else None)
     name = world.broadcast_str(chosen.name)
     return replace(chosen, name="bfloat16" if name == "bfloat16" else "float32")
 
 
-def begun_with(resume: Checkpoint) -> Dtype | None:
+def recorded_precision(resume: Checkpoint) -> Dtype | None:
     """The precision that `auto` chose when the run began; None if the run's config names one, or the checkpoint records none."""
     return resume.meta.get("precision") if resume.meta["config"]["precision"] == "auto" else None
 

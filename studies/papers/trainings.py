@@ -39,7 +39,7 @@ from pipelines.reports.evaluation import read_report
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
-from pipelines.training.jobs import Job, Record, run_jobs
+from pipelines.training.jobs import Job, JobRecord, run_jobs
 from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
@@ -83,9 +83,9 @@ class StudyFolder:
     """Dotted fields that all trainings are given."""
 
     @property
-    def record(self) -> Record:
+    def record(self) -> JobRecord:
         """Record of the evaluations, comparisons and continuations of this folder."""
-        return Record(places.Place.parse(self.root) / "jobs.json")
+        return JobRecord(places.Place.parse(self.root) / "jobs.json")
 
     def data(self, data: Data) -> Data:
         """``data`` with this folder's corpus and options in place of its own."""

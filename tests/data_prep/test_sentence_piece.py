@@ -17,7 +17,13 @@ from sentencepiece import sentencepiece_model_pb2
 
 from benchmarks.machine import resident
 from data_prep import lanes
-from data_prep.tokenizers import SentencePieceTokenizer, TokenizerError, Training, shortfall, train_sentencepiece
+from data_prep.tokenizers import (
+    SentencePieceTokenizer,
+    TokenizerError,
+    TokenizerTraining,
+    shortfall,
+    train_sentencepiece,
+)
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 from data_prep.tokenizers.sentence_piece import PIECE_CHARACTERS
 from tests.shared_data import need
@@ -70,7 +76,7 @@ def made(kind: str, cache: dict[str, SentencePieceTokenizer] = {}) -> SentencePi
     """A tokenizer of a kind of model, whose pieces are as short as they can be."""
     if kind not in cache:
         if kind in ("bpe", "unigram"):
-            tokenizer = train_sentencepiece(Training(kind, kind, 400), "", SOURCE.split("\n"))
+            tokenizer = train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n"))
         else:
             tokenizer = SentencePieceTokenizer(model(**{**KINDS, **UNPROVED}[kind]), kind)
         if tokenizer.cuts:
@@ -196,14 +202,14 @@ def test_damaged_rules_prove_nothing_or_are_read(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_a_corpus_too_small_for_the_size(kind: str) -> None:
-    training = Training(f"sentencepiece-{kind}:64000", kind, 64000)
+    training = TokenizerTraining(f"sentencepiece-{kind}:64000", kind, 64000)
     tokenizer = train_sentencepiece(training, "", SOURCE.split("\n"))
     pieces = tokenizer.vocab_size - 1
     assert pieces < 3000
     assert shortfall(training, tokenizer).startswith(
         f"tokenizer {training.spec} has {pieces:,} pieces and not 64,000: "
     )
-    exact = Training("", kind, pieces)
+    exact = TokenizerTraining("", kind, pieces)
     assert shortfall(exact, train_sentencepiece(exact, "", SOURCE.split("\n"))) == ""
 
 
@@ -211,7 +217,7 @@ def test_too_few_pieces_for_the_characters() -> None:
     with pytest.raises(
         TokenizerError, match=r"alone take (\d+) pieces\): ask for \1 or more, or use --tokenizer bytes"
     ):
-        train_sentencepiece(Training("sentencepiece:300", "unigram", 300), "", SOURCE.split("\n"))
+        train_sentencepiece(TokenizerTraining("sentencepiece:300", "unigram", 300), "", SOURCE.split("\n"))
 
 
 def test_memory_of_a_long_text() -> None:

@@ -24,7 +24,7 @@ from data_prep.tokenizers import (
     SymbolsTokenizer,
     Tokenizer,
     TokenizerError,
-    Training,
+    TokenizerTraining,
     folded,
     is_lossless,
     load_tokenizer,
@@ -47,7 +47,7 @@ SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
 @pytest.fixture(scope="module", params=["sentencepiece:400", "sentencepiece-bpe:400"])
 def trained(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     training = tokenizer_from_spec(request.param)
-    assert isinstance(training, Training)
+    assert isinstance(training, TokenizerTraining)
     return train_sentencepiece(training, "digest", SOURCE.split("\n"))
 
 
@@ -71,7 +71,7 @@ def test_trained_round_trip(text: str) -> None:
 def _both(cache: list[SentencePieceTokenizer] = []) -> list[SentencePieceTokenizer]:  # noqa: B006
     if not cache:
         for kind in ("unigram", "bpe"):
-            cache.append(train_sentencepiece(Training(kind, kind, 400), "", SOURCE.split("\n")))
+            cache.append(train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n")))
     return cache
 
 
@@ -81,7 +81,9 @@ def test_trained(trained: SentencePieceTokenizer) -> None:
     assert ids.dtype == np.uint16 and ids.max() < trained.vocab_size - 1 == 400
     assert len(SOURCE) / len(ids) > 1.5
     again = train_sentencepiece(
-        Training(trained.name, "bpe" if "bpe" in trained.name else "unigram", 400), "digest", SOURCE.split("\n")
+        TokenizerTraining(trained.name, "bpe" if "bpe" in trained.name else "unigram", 400),
+        "digest",
+        SOURCE.split("\n"),
     )
     assert again.fingerprint == trained.fingerprint
 
@@ -172,7 +174,7 @@ def test_not_a_model(tmp_path: Path, data: bytes) -> None:
 
 def test_no_text_to_train_on() -> None:
     with pytest.raises(TokenizerError, match=r"cannot be trained on this corpus .*: choose a corpus with more text"):
-        train_sentencepiece(Training("sentencepiece-bpe:9000", "bpe", 9000), "", [])
+        train_sentencepiece(TokenizerTraining("sentencepiece-bpe:9000", "bpe", 9000), "", [])
 
 
 FOLDING = {  # texts that no sample shows, and the tokenizers that change them
@@ -376,7 +378,7 @@ def test_the_tokenizer_of_a_prepared_corpus(make, path: str, tmp_path: Path) -> 
     tokenizer: Tokenizer = make()
     save_tokenizer(tokenizer, tmp_path)
     found = tokenizer_from_spec(path.format(tmp_path))
-    assert not isinstance(found, Training) and type(found) is type(tokenizer)
+    assert not isinstance(found, TokenizerTraining) and type(found) is type(tokenizer)
     assert (found.name, found.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
 
 

@@ -29,7 +29,7 @@ from data_prep.tokenizers import (
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
-    Training,
+    TokenizerTraining,
     train_sentencepiece,
 )
 from pipelines import export, generate
@@ -126,7 +126,9 @@ def sentencepiece(folder: Path, kind: str) -> Tokenizer:
     """A trained tokenizer, or one of a model with other rules: it changes the text, and has control pieces."""
     lines = words("train", 3000).splitlines()
     if kind != "other":
-        return train_sentencepiece(Training(f"{kind}:400", "bpe" if "bpe" in kind else "unigram", 400), "corpus", lines)
+        return train_sentencepiece(
+            TokenizerTraining(f"{kind}:400", "bpe" if "bpe" in kind else "unigram", 400), "corpus", lines
+        )
     import sentencepiece
 
     prefix = str(folder / "other")

@@ -12,7 +12,7 @@ import pytest
 
 from common.places import Place
 from pipelines.training import jobs
-from pipelines.training.jobs import Job, Record, content_stamp, run_jobs, start_job
+from pipelines.training.jobs import Job, JobRecord, content_stamp, run_jobs, start_job
 from pipelines.training.stopping import STOPPED_STATUS
 from tests.waiting import wait_until
 
@@ -47,7 +47,7 @@ def test_an_input_that_changed_meanwhile_leaves_a_job_to_be_done_again(tmp_path:
     written = tmp_path / "written"
     written.touch()
     job = Job("read", "inspect", HELP, (source,), (written,))
-    record = Record(Place.parse(tmp_path / "jobs.json"))
+    record = JobRecord(Place.parse(tmp_path / "jobs.json"))
 
     def start_and_change(job: Job, at_once: int) -> subprocess.Popen[bytes]:
         (source / "late.txt").write_text("late")
@@ -96,7 +96,7 @@ def test_asked_to_stop_it_begins_no_other_and_keeps_what_ended_well(
         return process
 
     monkeypatch.setattr(jobs, "start_job", start_and_ask)
-    record = Record(Place.parse(tmp_path / "record.json"))
+    record = JobRecord(Place.parse(tmp_path / "record.json"))
     first = Job("first", "inspect", HELP, writes=(tmp_path,))
     with pytest.raises(SystemExit, match=str(STOPPED_STATUS)):
         run_jobs([first, Job("second", "inspect", HELP)] if in_turn else [first], record=record, in_turn=in_turn)
@@ -107,7 +107,7 @@ def test_asked_to_stop_it_begins_no_other_and_keeps_what_ended_well(
 
 
 def test_what_is_current_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    record = Record(Place.parse(tmp_path / "record/jobs.json"))
+    record = JobRecord(Place.parse(tmp_path / "record/jobs.json"))
     read = tmp_path / "read.json"
     written = tmp_path / "written.json"
     read.write_text("1")

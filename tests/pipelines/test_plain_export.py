@@ -18,7 +18,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.utils.logging import get_logger
 
 from common.errors import UserError
-from data_prep.tokenizers import Training, bod_id, train_sentencepiece
+from data_prep.tokenizers import TokenizerTraining, bod_id, train_sentencepiece
 from pipelines import export
 from pipelines.inference.plain_export import plain
 from pipelines.inference.to_transformers import save_tokenizer
@@ -185,7 +185,7 @@ print(json.dumps(found))
 
 
 def test_a_sentencepiece_tokenizer_opens_where_throughline_is_not_installed(tmp_path: Path) -> None:
-    training = Training("sentencepiece:400", "unigram", 400)
+    training = TokenizerTraining("sentencepiece:400", "unigram", 400)
     tokenizer = train_sentencepiece(training, "corpus", words("train", 3000).splitlines())
     sizes: dict[str, Any] = {
         "layers": 1,

@@ -21,7 +21,7 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
-from pipelines.training.jobs import Job, Record, run_jobs
+from pipelines.training.jobs import Job, JobRecord, run_jobs
 from studies import paper
 from studies.paper import PaperConfig
 from studies.papers import PAPERS, plan, trainings
@@ -286,7 +286,7 @@ def make(
     done: list[str] = []
 
     def run(name: str, *words: str, killed_after: int = 99) -> dict[str, Any]:
-        def run_here(asked: Sequence[Job], at_once: int = 1, record: Record | None = None) -> list[Job]:
+        def run_here(asked: Sequence[Job], at_once: int = 1, record: JobRecord | None = None) -> list[Job]:
             for number, job in enumerate(asked):
                 if number == killed_after:
                     raise KeyboardInterrupt

@@ -22,7 +22,7 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.train import main as train
-from pipelines.training.jobs import Job, Record
+from pipelines.training.jobs import Job, JobRecord
 from pipelines.training.optim import build_optimizer
 from pipelines.tune import main as tune
 from studies import continuations, paper
@@ -202,7 +202,7 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     asked, folder = config.plan(), tmp_path / "runs/tables/mine-table-3-tiny"
     assert asked.continuing(folder) == [] and asked.pages(folder) == []
 
-    def run_here(asked: Sequence[Job], at_once: int, record: Record | None = None) -> list[Job]:
+    def run_here(asked: Sequence[Job], at_once: int, record: JobRecord | None = None) -> list[Job]:
         with redirect_stdout(io.StringIO()):  # a job's output goes to its log
             for job in asked:
                 importlib.import_module(f"pipelines.{job.module}").main(job.argv)
