@@ -1,4 +1,4 @@
-"""Choices that models and runs offer in the same words."""
+"""Choices that models and runs offer in the same words, and the target that both ignore."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ Recompute = Literal["nothing", "layer", "block"]
 
 Compile = Literal["no", "layer", "model"]
 """The unit that torch.compile makes one graph of: nothing, each layer by itself, or the whole model."""
+
+IGNORED = -1
+"""The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
 
 Dtype = Literal["float32", "bfloat16"]
 """The numbers that products are computed in."""

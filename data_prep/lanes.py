@@ -36,11 +36,12 @@ from typing import Literal, Protocol
 import numpy as np
 import xxhash
 
+from common.choices import IGNORED
 from common.errors import UserError
 from data_prep.timeline import Span, Timeline
 
-IGNORE = -1
-"""The target where nothing is to be predicted, and the document index of an idle block."""
+IDLE = -1
+"""The document and the offset of an idle block."""
 
 
 @dataclass(frozen=True)
@@ -296,10 +297,10 @@ def read_batch(
     K = schedule.segment_length // schedule.block
     B = lane_stop - lane_start
     tokens_BT = np.full((B, schedule.segment_length), store.bod_id, dtype=np.int64)
-    targets_BT = np.full((B, schedule.segment_length), IGNORE, dtype=np.int64)
+    targets_BT = np.full((B, schedule.segment_length), IGNORED, dtype=np.int64)
     fresh_BK = np.ones((B, K), dtype=bool)
-    document_BK = np.full((B, K), IGNORE, dtype=np.int32)
-    offset_BK = np.full((B, K), IGNORE, dtype=np.int64)
+    document_BK = np.full((B, K), IDLE, dtype=np.int32)
+    offset_BK = np.full((B, K), IDLE, dtype=np.int64)
     for row, lane in enumerate(range(lane_start, lane_stop)):
         for column, document, offset, length in schedule.spans(step, lane):
             first = column * block

@@ -23,10 +23,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pyarrow as pa
 
+from common.choices import IGNORED
 from common.files import seal, unseal
 from common.places import Place
 from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming
-from data_prep.lanes import IGNORE
 from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry
 from data_prep.sources import reread
 from data_prep.tokenizers import (
@@ -166,7 +166,7 @@ def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Sche
     total = int(rows_N.sum())
     flat = [np.zeros(total * segment_length, dtype=blocks[0].tokens.dtype)]
     if "targets" in schema.names:
-        flat.append(np.full(total * segment_length, IGNORE, dtype=np.int32))
+        flat.append(np.full(total * segment_length, IGNORED, dtype=np.int32))
     start = 0
     for block in blocks:
         places = _places(block.lengths, segment_length, start)
@@ -203,7 +203,7 @@ def arrow_array(values: np.ndarray) -> pa.Array:
 
 
 def write_part(
-    folder: Place, plan: PartPlan, corpus: Corpus, split: str, tokenizer: Tokenizer, segment_length: int
+    folder: Place, plan: PartPlan, corpus: Corpus, tokenizer: Tokenizer, segment_length: int
 ) -> tuple[Place, PartResult]:
     """Tokenize the documents of one part and write them under a staged name. Nothing is committed.
 
@@ -219,7 +219,7 @@ def write_part(
     with staged.open_output() as stream, PartWriter(stream, schema, segment_length) as part:
         for documents in _together(reread(corpus, plan.sources, plan.xxh3.tolist())):
             encoded = _encode_all(documents, index, tokenizer)
-            labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORE))
+            labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORED))
             samples = range(-index % plan.sample_every, len(documents), plan.sample_every)
             for i in range(len(documents)) if folds is None else samples:
                 if lossless:

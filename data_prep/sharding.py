@@ -131,7 +131,7 @@ def prepare_splits(
         key = (tokenizer_folder, plan.tokenizer.fingerprint)
         part = plan.part(i)
         fingerprints[split, i] = part.fingerprint
-        return folder / split, part, i in committed[split], plan.scan.corpus, split, key, plan.segment_length
+        return folder / split, part, i in committed[split], plan.scan.corpus, key, plan.segment_length
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
@@ -276,14 +276,13 @@ def _write_part(
     part: PartPlan,
     known: bool,
     corpus: Corpus,
-    split: str,
     tokenizer: tuple[Place, str],
     segment_length: int,
 ) -> tuple[Place, PartResult] | None:
     """Write a part under a staged name; None where the ledger names it and it is what the ledger says."""
     if known and _is_committed(folder, part):
         return None
-    return write_part(folder, part, corpus, split, _tokenizer(*tokenizer), segment_length)
+    return write_part(folder, part, corpus, _tokenizer(*tokenizer), segment_length)
 
 
 _loaded: dict[str, Tokenizer] = {}

@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from common.choices import IGNORED
 from common.files import digest
 from common.places import TEMPORARY, Place
 from data_prep.document_table import Documents, read_table
-from data_prep.lanes import IGNORE
 from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import TokenizerError, load_tokenizer
@@ -252,12 +252,12 @@ def _row_faults(
     labels = 0
     if manifest.labelled:
         targets = rows.column("targets").flatten().to_numpy()
-        labels = int(np.count_nonzero(targets != IGNORE))
-        if len(targets) and not IGNORE <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
+        labels = int(np.count_nonzero(targets != IGNORED))
+        if len(targets) and not IGNORED <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
             yield f"{where} holds a target from {int(targets.min())} to {int(targets.max())}, which no document can have"
         if manifest.segment_length > 1:
             padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
-            if (targets.reshape(padding.shape)[padding] != IGNORE).any():
+            if (targets.reshape(padding.shape)[padding] != IGNORED).any():
                 yield f"{where} has a target in the padding after a document"
     if documents is None:
         return labels

@@ -84,20 +84,6 @@ class GPT2RecConfig(GPT2Config, RecurrentDecoderConfig):
     name: ClassVar[str] = "gpt2-rec"
 
 
-def paper_flops_per_token(config: GPT2Config) -> float:
-    """FLOPs per token as Tables 1 and 2 of the paper print them; `costs` counts them exactly.
-
-    Those of disjoint windows are the layers' matrix products and attention over the causal half, without output layer and
-    recurrence: 1.754e8 for GPT-2 small and windows of 300. All nine rows are this number as printed, to three digits, times
-    window / (window − overlap): the cost of all tokens of a window, over the tokens that it
-    predicts. The exact numbers are 0.2 % more.
-    """
-    c = config.sized()
-    layer = 8 * c.d_model**2 + 4 * c.d_model * c.mlp_dim + 4 * c.d_model * c.window / 2
-    disjoint = float(f"{c.layers * layer:.2e}")
-    return disjoint * c.window / c.block
-
-
 def affine(fan_in: int, fan_out: int, std: float = 0.02) -> nn.Module:
     """transformers' Conv1D: x·weight + bias, so that its weights [in, out] fit, and adapters know the layer as one of a GPT-2."""
     from transformers.pytorch_utils import Conv1D  # seconds, which only a GPT-2 needs

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from common.checks import check_fields, kinds
+from common.choices import IGNORED as IGNORED
 from common.choices import Recompute
 from common.errors import UserError
 from recur_models.costs import Costs
@@ -45,9 +46,6 @@ RECURRENT = ("states", "log_scale", "states_count", "memory_keys", "memory_value
 """The kinds of State that reach back beyond the window: recurrent vectors, with the scale in which they are written, and a kNN
 memory, with their counts; but not the previous block's keys and values. The study of Hutchins et al. 2022, section 4.6, clears
 these."""
-
-IGNORED = -1
-"""The target of a position at which nothing is predicted (padding after a document's end, an idle lane)."""
 
 
 @dataclass(frozen=True)

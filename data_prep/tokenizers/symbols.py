@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from common.choices import IGNORED
 from common.files import digest
 from data_prep.documents import NOTHING, CorpusError, Document, naming
-from data_prep.lanes import IGNORE
 from data_prep.tokenizers.base import TokenizerError, token_dtype
 
 
@@ -29,7 +29,7 @@ class SymbolsTokenizer:
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = tuple(symbols)
         self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
-        self._target_ids = {**self._ids, NOTHING: IGNORE}
+        self._target_ids = {**self._ids, NOTHING: IGNORED}
         wrong = next((symbol for symbol in self.symbols if symbol.split() != [symbol] or symbol == NOTHING), None)
         if wrong is not None:
             raise TokenizerError(

@@ -16,8 +16,9 @@ from functools import partial
 import numpy as np
 import torch
 
+from common.choices import IGNORED
 from common.errors import UserError, given_by_user
-from data_prep.lanes import IGNORE, TrainingLanes, read_batch
+from data_prep.lanes import TrainingLanes, read_batch
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
@@ -137,7 +138,7 @@ def train(
         batch = read_batch(store, schedule, step, first_lane, end_lane)
         read_B = digest_lanes(read_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
-        labels_B = np.count_nonzero(batch.targets_BT != IGNORE, axis=1)
+        labels_B = np.count_nonzero(batch.targets_BT != IGNORED, axis=1)
         targets = max(world.all_reduce_int(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
 
         # Forward and backward: nats over the *global* number of targets; DDP averages, hence times the number of processes

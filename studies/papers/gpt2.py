@@ -44,7 +44,7 @@ PERPLEXITIES: dict[str, dict[str, dict[int, tuple[float, float]]]] = {
     },
 }  # fmt: skip
 FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
-"""By overlap, of windows of 300; those of layers and attention, without the output layer (`paper_flops_per_token`)."""
+"""By overlap, of windows of 300; those of layers and attention, without the output layer."""
 KINDS: dict[str, type[DecoderConfig]] = {
     config.name: config for config in (GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig)
 }

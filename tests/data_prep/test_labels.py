@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from common.choices import IGNORED
 from common.places import Place
 from data_prep import segments
 from data_prep.documents import NOTHING, SPLITS, CorpusError
-from data_prep.lanes import IGNORE, EvaluationLanes, TrainingLanes, read_batch
+from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
 from data_prep.manifest import Manifest, StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, TokenizerError, load_tokenizer, save_tokenizer
@@ -40,14 +41,14 @@ def test_the_store_holds_what_the_corpus_says(task: PrepareConfig) -> None:
         tokenizer = store.tokenizer()
         assert store.labelled and isinstance(tokenizer, SymbolsTokenizer) and store.bod_id == 4
         documents = list(task.corpus.read(task.corpus.sources(split)))
-        ids = {**{symbol: i for i, symbol in enumerate(task.corpus.symbols())}, NOTHING: IGNORE}
+        ids = {**{symbol: i for i, symbol in enumerate(task.corpus.symbols())}, NOTHING: IGNORED}
         labels = 0
         for i, document in enumerate(documents):
             length = int(store.lengths[i])
             assert tokenizer.decode(store.tokens(i, 0, length)) == document.text
             targets = [ids[target] for target in document.targets.split()]
             assert store.targets(i, 0, length).tolist() == targets and store.targets(i, 3, 7).tolist() == targets[3:7]
-            labels += sum(target != IGNORE for target in targets)
+            labels += sum(target != IGNORED for target in targets)
         assert store.manifest.totals.labels == labels > 0 and store.manifest.tokenizer.lossless
         assert verify_split(Place.parse(task.folder / split), lambda size: None) == []
         data = (task.folder / split / "manifest.json").read_bytes()
@@ -98,7 +99,7 @@ def test_the_input_is_the_token_itself(task: PrepareConfig) -> None:
                 assert batch.fresh_BK[lane, column] == (offset == 0)
                 seen[document] += length
         idle = np.repeat(batch.document_BK < 0, 8, axis=1)
-        assert (batch.targets_BT[idle] == IGNORE).all()
+        assert (batch.targets_BT[idle] == IGNORED).all()
     assert np.array_equal(seen, store.lengths)
 
 
@@ -136,7 +137,7 @@ def test_a_labelled_corpus_has_its_own_tokenizer_and_no_other(make_config: Make)
 def test_symbols_are_ids_in_their_order(tmp_path: Path) -> None:
     tokenizer = SymbolsTokenizer(("b", "a", "é"))
     assert tokenizer.encode("a  é\nb").tolist() == [1, 2, 0] and tokenizer.decode([1, 2, 3, 0]) == "a é b"
-    assert tokenizer.encode_targets("_ b").tolist() == [IGNORE, 0] and tokenizer.vocab_size == 4
+    assert tokenizer.encode_targets("_ b").tolist() == [IGNORED, 0] and tokenizer.vocab_size == 4
     save_tokenizer(tokenizer, tmp_path)
     kept = load_tokenizer(tmp_path)
     assert isinstance(kept, SymbolsTokenizer) and kept.symbols == ("b", "a", "é")

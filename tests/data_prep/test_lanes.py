@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.choices import IGNORED
 from data_prep import timeline
-from data_prep.lanes import IGNORE, Batch, EvaluationLanes, TrainingLanes, read_batch
+from data_prep.lanes import Batch, EvaluationLanes, TrainingLanes, read_batch
 
 BOD = 1_000_000
 
@@ -64,14 +65,14 @@ def check(batch: Batch, expected: list[list[tuple[int, int] | None]], block: int
     """A batch against the naive slots of its step."""
     for row, slots in enumerate(expected):
         for column, slot in enumerate(slots):
-            target = IGNORE if slot is None else 1000 * slot[0] + slot[1]
+            target = IGNORED if slot is None else 1000 * slot[0] + slot[1]
             assert batch.targets_BT[row, column] == target
             if slot is not None:
                 assert batch.tokens_BT[row, column] == (BOD if slot[1] == 0 else target - 1)
         for k in range(len(slots) // block):
             first = slots[k * block]
             assert batch.fresh_BK[row, k] == (first is None or first[1] == 0)
-            assert (batch.document_BK[row, k], batch.offset_BK[row, k]) == (first or (IGNORE, IGNORE))
+            assert (batch.document_BK[row, k], batch.offset_BK[row, k]) == (first or (IGNORED, IGNORED))
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +89,7 @@ def test_training_lanes_against_naive(case: dict) -> None:
     for step in (3, 0, 5, 1, 2, 4):  # in any order: the schedule is pure in the step
         batch = read_batch(store, schedule, step, 0, lanes)
         check(batch, [row[step * T : (step + 1) * T] for row in slots], block)
-        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORE).sum()
+        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORED).sum()
         before = [sum(slot is not None for slot in row[: step * T]) for row in slots]
         assert schedule.cursor(step).tolist() == before
         assert schedule.tokens_before(step) == sum(before)
@@ -194,11 +195,11 @@ def test_evaluation_covers_every_token_once(case: dict, limit: int | None) -> No
     valid = 0
     for step in range(schedule.steps):
         batch = read_batch(Store(lengths), schedule, step, 0, lanes)
-        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORE).sum() > 0
+        assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORED).sum() > 0
         valid += schedule.valid_tokens(step)
-        idle = batch.document_BK == IGNORE
-        assert batch.fresh_BK[idle].all() and (batch.offset_BK[idle] == IGNORE).all()
-        for target in batch.targets_BT[batch.targets_BT != IGNORE].tolist():
+        idle = batch.document_BK == IGNORED
+        assert batch.fresh_BK[idle].all() and (batch.offset_BK[idle] == IGNORED).all()
+        for target in batch.targets_BT[batch.targets_BT != IGNORED].tolist():
             seen[target // 1000].append(target % 1000)
     assert seen == {d: list(range(length)) for d, length in enumerate(schedule.lengths.tolist())}  # in order, once
     assert valid == schedule.tokens and schedule.valid_tokens(schedule.steps) == 0

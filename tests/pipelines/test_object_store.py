@@ -247,7 +247,7 @@ def test_a_late_worker_replaces_nothing(
     before = objects(made.store)
     folder = made.place / "train"
     late = PartPlan(0, 0, (), np.empty(0, np.uint64), "another", 1)
-    write_part(folder, late, made.corpus, "train", load_tokenizer(made.place / "tokenizer"), 64)
+    write_part(folder, late, made.corpus, load_tokenizer(made.place / "tokenizer"), 64)
     after = objects(made.store)
     left = set(after) - set(before)
     assert {name: after[name] for name in before} == before and len(left) == 1
