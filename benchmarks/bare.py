@@ -1,4 +1,4 @@
-"""The command line of a benchmark that also runs where tyro is missing and no package can be had: on a machine with a GPU alone.
+"""The command line of benchmarks that also run without tyro, on a GPU machine where no package can be installed.
 
 config = bare.parse(BenchConfig, argv, "What it does.")        # as pipelines.terminal.cli has it, where that can be imported
 bare.run(main)
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def command_line() -> ModuleType | None:
-    """pipelines.terminal.cli; None without tyro."""
+    """The module pipelines.terminal.cli; None without tyro."""
     try:
         from pipelines.terminal import cli
     except ModuleNotFoundError as missing:
@@ -51,6 +51,6 @@ def run(main: Callable[[list[str]], int]) -> None:
         cli.run(main)
     try:
         sys.exit(main(sys.argv[1:]))
-    except ValueError as error:  # a user's
+    except ValueError as error:  # the user's mistake
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,9 +3,9 @@
     python -m benchmarks.checkpoint_cost                 about fifteen minutes on two cores
     python -m benchmarks.checkpoint_cost --restore-preset pg19-rec-fixed-skip --every 0      the restore alone
 
-One process trains and saves at every 50th step. The cost is what the steps take beside which something is saved, over as many
-median steps beside which nothing is: the copy that the loop waits for, and the thread that shares the machine. Restoring is opening
-the newest checkpoint (every byte is compared with its checksum) and loading weights, optimizer and State of 150M parameters.
+One process trains and saves at every 50th step. The cost is the time of the steps during a save, less that of as many median steps
+without one. It has two parts: the copy, for which the loop waits, and the thread, which shares the machine. A restore opens the
+newest checkpoint (every byte is compared with its checksum) and loads weights, optimizer and State of 150M parameters.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class BenchConfig:
 
     lanes: int = 2
     segment_length: int = 512
-    """Tokens of a lane in a step. The shorter, the dearer a checkpoint is beside it: step_time.py has 2,048."""
+    """Tokens of a lane in a step. The shorter the step, the larger a checkpoint's share of the time: step_time.py has 2,048."""
     vocab: int = 256
     every: int = 50
     """Steps between two checkpoints; 0 leaves this part out."""
     rounds: int = 3
-    """Times so many steps."""
+    """Rounds, each of --every steps and one checkpoint."""
     restore_preset: str = "pg19-rec-fixed-skip"
     """Preset of which a checkpoint is made and restored; empty leaves this part out."""
     restore_vocab: int = 32_000
@@ -101,7 +101,7 @@ def rounded(measured: Mapping[str, float]) -> list[float]:
 
 
 def cost(config: BenchConfig, root: Path) -> dict[str, float]:
-    """Train and save, and return what a checkpoint costs, by metric."""
+    """Train and save, and return the cost of a checkpoint, by metric."""
     model = model_configs("medium")["rec:fixed:skip"]
     preset = replace(PRESETS["small-rec"], model=model)
     training = Training(model.build(config.vocab), preset, config.lanes, config.segment_length, root)

@@ -54,7 +54,7 @@ class Contender:
         return nats.mean()
 
     def step(self) -> float:
-        """One training step; its seconds."""
+        """Make one training step. Returns its seconds."""
         began = time.perf_counter()
         self.loss().backward()
         self.optimizer.step()
@@ -67,7 +67,7 @@ class Contender:
 
 
 class Peer(Contender):
-    """The same dimensions in the package block-recurrent-transformer-pytorch (keys and values shared by all heads, GEGLU)."""
+    """The package block-recurrent-transformer-pytorch at the same dimensions (keys and values shared by all heads, GEGLU)."""
 
     def __init__(self, size: dict[str, int], segment: int):
         torch.manual_seed(0)

@@ -45,12 +45,12 @@ Rows = list[list[results.Cell]]
 BY_DEFAULT: tuple[Model, ...] = ("demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "medium-rec", "smollm2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SIZES = {512: 20, 1024: 5, 2048: 2}
-"""Rows and columns of a product, and how many are timed together."""
+"""Number of products that are timed together, by their rows and columns."""
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured."""
+    """Measurements to take."""
 
     models: tuple[Model, ...] = BY_DEFAULT
     """Presets' models; demo-128: demo-rec's at width 128; rec-128 and rec-192: small-rec's at these widths; small-feedback:
@@ -63,7 +63,7 @@ class BenchConfig:
     lanes: int = 2
     """Lanes of the compared trainings."""
     segment_length: int = 512
-    """Tokens of a lane in one of their steps."""
+    """Tokens of a lane in a step of the compared trainings."""
     profile: int = 0
     """Entries of each step's profile, the largest first; 0 for no profile."""
     record: bool = False
@@ -109,7 +109,7 @@ class Training:
         self.state = self.model.initial_state(lanes)
 
     def step(self, tokens_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
-        """One step; its loss, in nats for each token."""
+        """Make one step. Returns its loss, in nats per token."""
         fresh_BK = torch.zeros(len(tokens_BT), tokens_BT.shape[1] // self.config.block, dtype=torch.bool)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             nats_BT, state = self.model(tokens_BT, self.state, fresh_BK, targets_BT)
@@ -123,7 +123,7 @@ class Training:
 
 
 def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dict[str, float], list[float]]:
-    """CPU seconds of each, the median of the rounds that count; and in each of these float32's over bfloat16's."""
+    """Median CPU seconds of each run over the rounds that count; and the ratio of float32's to bfloat16's seconds in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in runs if number % 2 else reversed(runs):
@@ -136,7 +136,7 @@ def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dic
 
 
 def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: list[float]) -> list[results.Cell]:
-    """A line of the table, which is printed too."""
+    """A row of the table, which is also printed."""
     rates = [f"{work / seconds[name]:,.0f}" for name in DTYPES]
     ratio = machine.median_and_range(ratios)
     print(f"  {label:44} {rates[0]:>8} {rates[1]:>8} {unit:9} {ratio}", flush=True)
@@ -209,7 +209,7 @@ def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, r
 
 
 def losses(config: BenchConfig) -> list[results.Cell]:
-    """Mean losses of the last tenth of the steps, in bits for each byte, and how far they are apart."""
+    """A row of mean losses over the last tenth of the steps, in bits per byte, and their relative difference."""
     model, vocab_size, *_ = case(config.models[0])
     text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

@@ -3,9 +3,9 @@
     python -m benchmarks.evaluation_memory runs/evaluation_memory               about two minutes on two cores
     python -m benchmarks.evaluation_memory runs/evaluation_memory --megabytes 1 30
 
-A small rec is trained for two steps on bytes. Then each document, text of random words, is the whole of a test split that it is
-scored on, State carried and cleared, in one process. What it holds is looked at all the while, without pages of files, as the
-store's are the kernel's to take back. The floor is the model, torch, and the positions that are kept (scoring.MAX_POSITIONS).
+A small rec is trained for two steps on bytes. Each document, a text of random words, is a whole test split. One process scores it
+with State carried and cleared. All the while its memory is measured without pages of files, since the kernel can take back the
+store's. The floor is the model, torch, and the positions that are kept (scoring.MAX_POSITIONS).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ TINY = shlex.split("""
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured."""
+    """Documents to measure, and their folder."""
 
     folder: tyro.conf.Positional[Path]
-    """Where texts, stores and the run are made."""
+    """Folder for texts, stores and the run."""
     megabytes: tuple[float, ...] = (1.0, 4.0, 16.0)
-    """Sizes of the document."""
+    """Sizes of the document, in megabytes."""
 
 
 def write_text(path: Path, size: int, rng: np.random.Generator) -> None:
-    """Words of four letters."""
+    """Write about ``size`` bytes of random words of four letters."""
     letters = rng.integers(97, 123, (size // 5, 5), dtype=np.uint8)
     letters[:, 4] = 32
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def write_text(path: Path, size: int, rng: np.random.Generator) -> None:
 
 
 def measure(config: BenchConfig, megabytes: float) -> int:
-    """Bytes at most."""
+    """Peak memory of an evaluation, in bytes."""
     rng, folder = np.random.default_rng(0), config.folder.absolute() / f"{megabytes:g}"
     for split, size in (("train", 100_000), ("validation", 10_000), ("test", int(1e6 * megabytes))):
         write_text(folder / "text" / split / "document.txt", size, rng)
@@ -65,7 +65,7 @@ def measure(config: BenchConfig, megabytes: float) -> int:
     most = 0
     with subprocess.Popen([sys.executable, "-m", "pipelines.evaluate", *words], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            with contextlib.suppress(OSError, StopIteration):  # it is over
+            with contextlib.suppress(OSError, StopIteration):  # the process has ended
                 most = max(most, machine.resident("RssAnon", process.pid))
             time.sleep(0.05)
     if process.returncode:

@@ -3,13 +3,13 @@
     python -m benchmarks.evaluation_speed                            about five minutes on two cores
     python -m benchmarks.evaluation_speed --presets small-rec --rounds 20
 
-Time is the process's own, so that what else runs does not count.
+Times are CPU seconds of the process, so other work on the machine does not count.
 
 A round is one training step as the loop does it (batch, forward, backward, clipping, optimizer) and one step of scoring as
-`pipelines.evaluate` does it (batch, forward, sums), State carried in both; each round gives one ratio. The floor is what the FLOPs
-say (recur_models/costs.py): a forward pass has a third of a step's, before the optimizer. Text is random, in memory, in documents
-of many lengths; tokens are those that are predicted, so lanes that are idle while the last documents end count against scoring.
-`fill` is the share of the token slots of all of it that hold one.
+`pipelines.evaluate` does it (batch, forward, sums), State carried in both; each round gives one ratio. The floor is the ratio of
+FLOPs (recur_models/costs.py): a forward pass has a third of a step's, without the optimizer. Text is random, in memory, in
+documents of many lengths. Only predicted tokens count, so lanes that idle while the last documents end count against scoring.
+`fill` is the share of scoring's token slots that hold a token.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ COLUMNS = ("preset", "training, tokens/s", "scoring, tokens/s", "ratio, median (
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is timed."""
+    """Runs to time."""
 
     presets: tuple[str, ...] = ("study-rec", "study-slide", "small-rec", "small-slide")
-    """Runs, by their names; their lanes and segments are taken."""
+    """Presets, which also give lanes and segments."""
     rounds: int = 12
     """Rounds; the first two do not count."""
     record: bool = False
@@ -71,7 +71,7 @@ class Memory:
 
 
 def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
-    """Tokens of each training step."""
+    """Make training steps, and yield the tokens of each."""
     optimizer, state = build_optimizer(model, config.optim), model.initial_state(config.data.lanes)
     sizes: dict[str, Any] = {"segment_length": config.data.segment_length, "block": model.block, "seed": 0}
     lanes = TrainingLanes(store.lengths, lanes=config.data.lanes, **sizes)
@@ -90,7 +90,7 @@ def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Itera
 
 
 def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
-    """Tokens of each step of scoring, all documents again and again."""
+    """Score all documents again and again, and yield the tokens of each step."""
     while True:
         schedule = schedule_of(config, model, store)
         starts = np.concatenate([[0], np.cumsum(-(-store.lengths // model.block))])
@@ -103,7 +103,7 @@ def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterat
 
 
 def schedule_of(config: TrainConfig, model: RecurrentModel, store: Memory) -> EvaluationLanes:
-    """That of all documents in one share."""
+    """The schedule of scoring, with all documents in one share."""
     whole = Shard("", store, store.lengths, config.data.lanes, config.data.segment_length)
     [share] = whole.split(1, model.block)
     return EvaluationLanes(share.lengths, lanes=share.lanes, segment_length=share.segment_length, block=model.block)
@@ -139,7 +139,7 @@ def measure(name: str, rounds: int) -> tuple[results.Cell, ...]:
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("evaluation", "benchmarks.evaluation_speed", argv, config.record)
-    torch.set_num_threads(1)  # the time of two would be counted twice
+    torch.set_num_threads(1)  # with two threads the CPU seconds of both would count
     print(machine.describe())
     print(f"  {'tokens/s':16} {'training':>9} {'scoring':>9}   ratio, median (range)   of FLOPs   fill")
     rows = [measure(name, config.rounds) for name in config.presets]

@@ -32,7 +32,7 @@ WAYS: dict[StateMode, str] = {
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is scored."""
+    """The run and the split to score."""
 
     run: tyro.conf.Positional[Path]
     """Folder of a run."""

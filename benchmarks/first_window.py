@@ -27,7 +27,7 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is scored."""
+    """The run, the split and the overlaps to score."""
 
     run: tyro.conf.Positional[Path]
     """Folder of a run of gpt2."""

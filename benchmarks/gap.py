@@ -1,4 +1,4 @@
-"""By how much runs differ in validation while they train: each one's bits per token less the first one's, at equal tokens.
+"""Draws how runs differ in validation while they train: each run's bits per token less the first run's, at equal tokens.
 
     python -m benchmarks.gap runs/study/study-slide runs/study/study-rec runs/study/study-xl --output gap.png
 
@@ -24,7 +24,7 @@ CARRIED, CLEARED = "validation/bits_per_token", "validation/bits_per_token_state
 
 @dataclass(frozen=True)
 class GapConfig:
-    """Which runs are compared."""
+    """Runs to compare, and the picture."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Folders of runs: first the one that the others are compared with."""
@@ -33,7 +33,7 @@ class GapConfig:
 
 
 def validations(run: Path, key: str) -> dict[int, float]:
-    """Tokens read in training → the metric. Raises ValueError when the run has no validation."""
+    """The metric by tokens read in training. Raises ValueError when the run has no validation."""
     points = {
         int(r.metrics["train/tokens"]): r.metrics[key]
         for r in read_records(run / "metrics.jsonl")
@@ -45,7 +45,7 @@ def validations(run: Path, key: str) -> dict[int, float]:
 
 
 def gaps(run: Path, base: Path, key: str = CARRIED) -> dict[int, float]:
-    """Tokens → bits per token of ``run`` less those of ``base``, where both have validated after equally many tokens.
+    """Bits per token of ``run`` less those of ``base``, by tokens, where both have validated after equally many tokens.
 
     Raises ValueError when there is no such point, though ``run`` has validated.
     """

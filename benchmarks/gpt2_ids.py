@@ -1,4 +1,4 @@
-"""GPT-2's ids through tiktoken against Hugging Face's, on every file of a folder, each whole: equal or not, and how fast.
+"""Compares GPT-2's ids through tiktoken with Hugging Face's, and their speed, on every whole file of some folders.
 
     python -m benchmarks.gpt2_ids DATA/tokenizers/gpt2 DATA/pg19 DATA/wikitext DATA/arxiv DATA/enwik8
 
@@ -22,7 +22,7 @@ from pipelines.terminal import cli
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is compared."""
+    """The vocabulary and the texts to compare on."""
 
     vocabulary: tyro.conf.Positional[Path]
     """Folder with vocab.json and merges.txt."""

@@ -3,12 +3,12 @@
     python -m benchmarks.gpt2_memory                                                                     a size for a CPU; minutes
     python -m benchmarks.gpt2_memory --layers 12 --d-model 768 --heads 12 --window 300 --windows 1 5     GPT-2 small
 
-The bottleneck between windows is h_prev: with `--recompute block` a pass keeps what leaves a window, and each window's inside
-(M) is made again when the backward pass comes to it. The paper counts M + 2·k values a window, z and h_prev of k each. Here h_prev
-alone is kept, beside the window's ids, what it returns, and the state of the random numbers.
+The bottleneck between windows is h_prev. With `--recompute block` a pass keeps the outputs of a window, and the backward pass makes
+each window's inside (M) again. The paper counts M + 2·k values a window, z and h_prev of k each. Here only h_prev is kept, beside
+the window's ids, its results, and the state of the random numbers.
 
-Times are those of the processor, one thread: other work on the machine counts less. A round gives one ratio of a step recomputed to
-one kept. Ideal is one more forward pass.
+Times are those of the processor, one thread: other work on the machine counts less. A round gives one ratio: a step with
+recomputing over a step without. The ideal ratio has one more forward pass.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Weighed:
 
     windows: int
     kept: dict[Recompute, int]
-    """Bytes for the backward pass."""
+    """Bytes that a forward pass keeps for the backward pass, by kind of recomputing."""
     ratios: tuple[float, ...]
     """Time of a recomputed step over that of a kept one, for each pair."""
     ideal: float
-    """The same if recomputing were one more forward pass and nothing else: 1 + forward / step."""
+    """This ratio if recomputing cost one more forward pass and nothing else: 1 + forward / step."""
 
 
 def contender(config: BenchConfig, windows: int, kind: Recompute) -> Contender:
@@ -96,13 +96,13 @@ def weigh(config: BenchConfig, windows: int) -> Weighed:
 
 
 def growth(rows: list[Weighed], kind: Recompute) -> float:
-    """Bytes a window and lane, between the fewest and the most."""
+    """Bytes that one more window keeps in a lane, from the row of fewest windows to that of most."""
     few, many = rows[0], rows[-1]
     return (many.kept[kind] - few.kept[kind]) / (many.windows - few.windows) / LANES
 
 
 def plot(rows: list[Weighed], inside: int, config: BenchConfig, path: Path) -> None:
-    """Bytes at most over windows, on logarithmic axes, and the paper's formula."""
+    """Draw the bytes for the backward pass over windows, on logarithmic axes, with the paper's formula."""
     figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     windows = [row.windows for row in rows]

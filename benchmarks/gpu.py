@@ -7,12 +7,12 @@
     python -m benchmarks.gpu --measure attention
     python -m benchmarks.gpu --device cpu --size tiny --steps 1 --compile no layer --backend aot_eager       # to try it, in seconds
 
-It needs torch, numpy, pyarrow, xxhash and safetensors, and no data: neither Ray nor MLflow, nor tyro. First the floor: the rate
-of a large product in the same precision, and the time that the needed FLOPs (recur_models/costs.py) take at it; MFU is by the
-data sheet's rate, which is higher, and counts windows as windows. Then each model, compiled layer by layer, as it is, and as a
-whole: forward, backward, clipping, the preset's optimizer, State carried, random tokens. A model that does not fit is given half
-the lanes; one that does not compile is reported, and the next one is run. After `--limit` seconds it ends with what it has:
-gpu.json and gpu.md are written anew after each line.
+It needs torch, numpy, pyarrow, xxhash and safetensors, but no data, and neither Ray, MLflow nor tyro. It first measures the floor:
+the rate of a large product in the same precision, and the time of the needed FLOPs (recur_models/costs.py) at this rate. MFU is by
+the data sheet's rate, which is higher, and counts windows as windows. Then it times each model, compiled by layers, not compiled,
+and compiled as a whole: forward, backward, clipping, the preset's optimizer, State carried, random tokens. A model that does not
+fit is given half the lanes; one that does not compile is reported, and the next one is run. After `--limit` seconds it ends with
+what it has: gpu.json and gpu.md are written anew after each line.
 
 profile: the largest kernels of a step. precision: the loss after 300 steps on Python's own source in bfloat16 and float32, the
 difference of one forward pass, and whether a run that is resumed is the same bit for bit. generation: 100,000 tokens one by one.
@@ -42,7 +42,7 @@ from common.errors import UserError
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 
 ROUNDS = 5
-"""Times that the steps are timed; the result is the median."""
+"""Rounds of timed steps; the result is their median."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Report:
         print(self.lines[0], flush=True)
 
     def say(self, line: str, measurement: dict[str, Any] | None = None) -> None:
-        """One line, and the measurement that it shows."""
+        """Print and write one line, with the measurement that it shows."""
         print(line, flush=True)
         self.lines.append(line)
         self.told["measurements"] += [measurement] if measurement else []
@@ -115,7 +115,7 @@ class Report:
             self.output.with_suffix(".md").write_text("\n".join(self.lines) + "\n", "utf-8")
 
     def give_up(self, seconds: float) -> None:
-        """Whatever the other thread is at, a compiler say."""
+        """End the process, whatever the main thread does, such as compiling."""
         self.say(f"\nended after {seconds:g} s, as --limit says: what is missing was not reached")
         sys.stdout.flush()
         os._exit(1)
@@ -150,7 +150,7 @@ def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.devi
 
 
 def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Measurement:
-    """The measurement at the lanes asked for, or at the paper's, halved until they fit; or what went wrong."""
+    """The measurement at the lanes asked for, or at the paper's, halved until they fit; after an error, with its ``failure``."""
     asked = config.lanes
     while True:
         torch.compiler.reset()
@@ -172,7 +172,7 @@ def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device
 
 
 def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
-    """All models, compiled in each way; whether none failed."""
+    """Time all models, compiled in each way. Returns whether none failed."""
     rate, peak = report.told["matrix_flops_per_second"], report.told["data_sheet_flops_per_second"] or math.nan
     report.say(
         "\n| model | compile | lanes | step, ms | fastest to slowest | floor, ms | tokens/s | of the floor | MFU | / slide | "
@@ -201,7 +201,7 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
 
 
 def against_peer(rec: Measurement, peer: Measurement) -> str:
-    """Memory is of as many lanes, or is not compared."""
+    """Compare rec with the peer in a sentence; memory is compared only at equal lanes."""
     told = f"rec reads {rec.tokens_per_second / peer.tokens_per_second:.2f} × the peer's tokens/s"
     if rec.lanes != peer.lanes:
         return f"{told}, {rec.lanes} lanes against {peer.lanes}"
@@ -235,7 +235,7 @@ CHECKS = {
 
 
 def checked(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether all models passed what is measured beside speed; one that fails keeps no other from it."""
+    """Run the measurement, other than speed, for every model, also after a failure. Returns whether all passed."""
     passed = True
     for name in config.models if config.measure != "attention" else config.models[:1]:
         try:

@@ -1,8 +1,8 @@
 """Windowed attention in three ways, one layer of slide at the sizes of benchmarks/gpu.py: ours, whose W × 2W logits are in memory,
 torch's scaled_dot_product_attention on folded blocks with the bias as a mask, and FlexAttention with a block mask.
 
-None of the others multiplies the weights by a mask that all lanes share (`Window.kept_HWZ`), which is what the papers' dropout in
-training asks for: they can only stand where nothing of the weights is dropped.
+The other two cannot multiply the weights by a mask that all lanes share (`Window.kept_HWZ`), as the papers' dropout in training
+needs. So they can only replace ours where no weights are dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def scaled_dot_product(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Ten
 
 @cache
 def block_mask(window: int, device: torch.device) -> BlockMask:
-    """Made once for a shape, as a model would."""
+    """The mask of a window, made once for each size, as a model would make it."""
 
     def seen(lane: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         distance = row + window - column
@@ -59,7 +59,7 @@ WAYS: dict[str, Way] = {"ours": ours, "ours, compiled": ours, "scaled_dot_produc
 
 
 def timed(name: str, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> tuple[float, float, int]:
-    """Milliseconds forward, forward and backward (a median of five), and bytes at most. Raises whatever the way raises."""
+    """Milliseconds forward, and forward with backward (medians of five), and peak bytes. Raises whatever the way raises."""
     sizes = config.of("slide")
     W, H, E = sizes.window, sizes.heads, sizes.head_dim  # pyrefly: ignore
     shape = (config.most_lanes, config.length // W, H)

@@ -21,7 +21,7 @@ from recur_models.decoding import begin, read
 
 
 class Say(Protocol):
-    """Tells a line, and the measurement that it shows."""
+    """Prints and writes a line, with the measurement that it shows."""
 
     def __call__(self, line: str, measurement: dict[str, Any] | None = None) -> None: ...
 
@@ -31,7 +31,7 @@ STRETCHES = 10
 
 
 def profile(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
-    """The largest kernels of a step, and what is left above the floor. A kernel's time is without those that it calls."""
+    """Report the largest kernels of a step, its time and its floor. A kernel's time leaves out the kernels that it calls."""
     cuda = device.type == "cuda"
     rate = matrix_rate(device, dtype, 512 if config.size == "tiny" else 8192)
     for name in config.models:
@@ -73,7 +73,7 @@ def profile(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dt
 
 
 def text(config: BenchConfig, device: torch.device) -> torch.Tensor:
-    """The bytes of Python's own source, each lane another part of it: int64 [B, steps · T + 1], begun again where it ends."""
+    """Bytes of Python's own source, int64 [B, steps · T + 1]. Each lane has another part, and begins again at the source's end."""
     width = config.training_steps * config.length + 1
     parts: list[bytes] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
@@ -84,7 +84,7 @@ def text(config: BenchConfig, device: torch.device) -> torch.Tensor:
 
 
 def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> list[float]:
-    """The losses of a model that learns the text, without dropout."""
+    """The losses of a model that learns the text without dropout, in nats per token."""
     training, text_BS = (
         Training(name, config, device, dtype, config.compile[0], config.backend, dropout=0.0),
         text(config, device),
@@ -98,7 +98,7 @@ def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch
 
 
 def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
-    """bfloat16 against float32, and a resumed run against one that went through; on a CPU too in bfloat16."""
+    """Compare bfloat16 with float32, on a CPU too, and a resumed run with an uninterrupted one. Returns whether they agree."""
     passed = True
     for name in [each for each in config.models if is_ours(each)]:
         single, half = (trained(name, config, device, each) for each in (torch.float32, torch.bfloat16))
@@ -127,8 +127,8 @@ def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.
 def resumed(
     name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype, deterministic: bool
 ) -> tuple[bool, float, list[str]]:
-    """Whether four steps end with the weights of two and two more in another model; seconds of a step; operations that have no
-    deterministic algorithm."""
+    """Whether four steps give the weights of two steps and two more in another model that resumes them; seconds of a step;
+    operations without a deterministic algorithm."""
 
     def new() -> Training:
         return Training(name, config, device, dtype, config.compile[0], config.backend)
@@ -168,7 +168,7 @@ def resumed(
 
 @torch.no_grad()
 def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
-    """One lane, token by token, the likeliest one: tokens/s and memory of each tenth."""
+    """Generate in one lane, the likeliest token each time, and report tokens/s and memory for each tenth."""
     cuda = device.type == "cuda"
     for name in [each for each in config.models if is_ours(each)]:
         torch.manual_seed(0)
@@ -195,7 +195,7 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
 
 
 def attention(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
-    """Windowed attention in its ways: time and memory of one layer."""
+    """Report time and memory of one layer of windowed attention, for each of WAYS."""
     say("\n| attention | forward, ms | and backward, ms | peak GiB |\n|---|---|---|---|")
     for name in WAYS:
         try:

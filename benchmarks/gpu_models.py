@@ -67,9 +67,9 @@ MODELS: dict[Ours, ModelSettings] = {
     "llama": LlamaConfig(**SMOLLM2),
     "llama-rec": LlamaRecConfig(**SMOLLM2),
 }
-"""The block-recurrent paper's 150M models, and the others at the same width and depth; of the mixers, States of equal size and
-slide's parameters. llama has SmolLM2-135M's sizes. The windows of gpt2-rec and llama are so short that they fill a segment; the
-layers of the recurrent ones run once for each."""
+"""The block-recurrent paper's 150M models, and the others at the same width and depth. The mixers have slide's parameters, and
+States of equal size. llama has SmolLM2-135M's sizes. The windows of gpt2-rec and llama are so short that they fill a segment; the
+recurrent ones run their layers once for each window."""
 
 TINY: dict[str, Any] = {"layers": 2, "d_model": 32, "heads": 2, "head_dim": 16, "mlp_dim": 64, "window": 16}
 TINY |= {"recurrent_layers": (2,), "states": 16, "memory": 64, "top_k": 4, "chunk": 16, "span": 16, "positions": 64}
@@ -103,7 +103,7 @@ class BenchConfig:
     compile: tuple[Compile, ...] = ("layer", "no", "model")
     """How all are compiled, in turn; `model` compiles the whole, which takes minutes under feedback."""
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor"
-    """torch.compile's; the others only try the way, and make nothing faster: inductor takes a CPU minutes."""
+    """Backend of torch.compile; the others only test compiling, and make nothing faster: inductor takes minutes on a CPU."""
     steps: int = 2
     """Steps of a round; there are five rounds, after two steps that do not count."""
     training_steps: int = 300
@@ -156,7 +156,7 @@ class Training:
         backend: str = "inductor",
         dropout: float | None = None,
     ):
-        """``dropout``: another than the model's own."""
+        """``dropout``: replaces the model's own; None keeps it."""
         torch.manual_seed(0)
         lanes, length, vocab_size = config.most_lanes, config.length, config.vocab_size
         self.tokens_BT = torch.randint(vocab_size, (lanes, length), device=device)

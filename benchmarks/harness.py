@@ -1,9 +1,9 @@
-"""lm-evaluation-harness on an exported model: whether it scores what we score.
+"""lm-evaluation-harness on an exported model: whether its scores equal ours.
 
     python -m benchmarks.harness runs/demo-rec                          benchmarks/peers.txt says how to install lm_eval
 
-It exports the run, writes its test split as JSON lines with two task files, calls the harness as one would from a shell, and holds
-what comes back against our own scoring:
+It exports the run, writes its test split as JSON lines with two task files, calls the harness as one would from a shell, and
+compares its results with our own scoring:
 
 - rolling, with a window as long as the longest document: against `score_split`, what `pipelines.evaluate` calls;
 - rolling, with a window of a few blocks: against the model itself on the windows that the harness cuts. It begins all but the first
@@ -11,7 +11,7 @@ what comes back against our own scoring:
 - multiple choice, in padded batches: against the model reading each context and continuation alone.
 
 Three things to know. Rolling tasks need `add_bos_token=False`: the harness puts the begin-of-document token before a text itself,
-and the tokenizer's own would be scored as text; other tasks need it left out. A recurrent model has no longest text, so say
+and the tokenizer's own would be scored as text; other tasks need it left out. A recurrent model has no longest text, so pass
 `max_length`, or the harness takes 2,048 tokens. All logits of a window exist at once: 4 bytes × tokens × vocabulary, three times.
 """
 
@@ -64,12 +64,12 @@ metric_list: [{{metric: acc}}]
 """
 
 TOLERANCE = 1e-5
-"""Relative, of sums of nats: both sum float32 values, in other orders."""
+"""Relative tolerance of sums of nats: both sum float32 values, in different orders."""
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is scored."""
+    """The run, the split and the questions to score."""
 
     run: tyro.conf.Positional[Path]
     """Folder of a run, or of a checkpoint."""
@@ -108,7 +108,7 @@ def harness(folder: Path, exported: Path, task: str, batch_size: int, **model_ar
 
 @torch.no_grad()
 def nats(trained: Trained, inputs: list[int], targets: list[int]) -> float:
-    """Nats of ``targets`` after the last as many of ``inputs``, in one pass over whole blocks, from an empty State."""
+    """Nats of ``targets``, predicted at the last positions of ``inputs``, in one pass over whole blocks from an empty State."""
     tokens_BT = torch.tensor([inputs + [0] * (-len(inputs) % trained.model.block)])
     logits_BTV, _ = trained.model(tokens_BT)
     logits_TV = logits_BTV[0, len(inputs) - len(targets) : len(inputs)]
@@ -126,7 +126,7 @@ def windowed_nats(trained: Trained, ids: list[int], length: int) -> float:
 
 
 def questions_on(documents: list[str], count: int) -> list[dict[str, Any]]:
-    """Which of three texts continues a document: contexts and texts of many lengths, so that batches are padded.
+    """Questions that ask which of three texts continues a document, of many lengths, so that batches are padded.
 
     No context ends in a blank: the harness would move that to the choices.
     """
@@ -144,8 +144,8 @@ def questions_on(documents: list[str], count: int) -> list[dict[str, Any]]:
 def choice_nats(trained: Trained, tokenizer: TextTokenizer, question: dict[str, Any]) -> list[float]:
     """Nats of each choice after the context, each read alone from a document's beginning.
 
-    As the harness has it, the context's own ids are followed by those that both together have beyond so many: where the text
-    is cut inside a token, that is not how both together are encoded.
+    As in the harness, the context's own ids come first. The ids of context and choice together follow, without as many at their
+    beginning. Where the text is cut inside a token, this is not the encoding of both together.
     """
     context = tokenizer.encode(question["context"]).tolist()
     found = []

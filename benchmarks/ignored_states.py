@@ -1,12 +1,11 @@
-"""The warning that a State is ignored, against what became of the runs in which it was, or would have been, given.
+"""Compares the warning that a State is ignored with the end of the runs that got it, or would have got it.
 
     python -m benchmarks.ignored_states runs/paper runs/study
 
-Reads the curves of all finished runs of recurrent models below these folders: what clearing their states cost at each validation
-after warm-up. A warning was right where that is less than a thousandth of a bit at the run's end too (the mean of its last two
-validations), wrong where it is not; one that was never given, where the end is worth so little, was missed. Prints the curves, and
-these counts for rules beside the one that training has: other numbers of validations in a row, other least worths, and a worth
-below zero taken for ignoring.
+It reads the curves of all finished runs of recurrent models below these folders: the cost of clearing their states at each
+validation after warm-up. A warning is right if this cost is below a thousandth of a bit at the run's end too (the mean of its last
+two validations), else wrong. A run that ends so low without a warning counts as missed. It prints the curves, and these counts for
+training's rule and others: other numbers of validations in a row, other least worths, and a worth below zero as ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pipelines.tracking.metrics_file import read_records
 from recur_models.health import MIN_WORTH, PATIENCE, is_ignored
 
 UNUSED = 0.001
-"""Bits per token: a State that is worth less at the end of a run was not used."""
+"""Bits per token: a State that is worth less than this at the end of a run was not used."""
 WORTH = "validation/worth_of_states_bits"
 Rule = Callable[[Sequence[float]], bool]
 
@@ -44,13 +43,13 @@ class Curve:
         return mean(worth for _, worth in self.points[-2:])
 
     def first(self, rule: Rule) -> int | None:
-        """The step at which a rule speaks first; None where it does not."""
+        """The step at which a rule first warns; None if it never does."""
         worths = [worth for _, worth in self.points]
         return next((self.points[i][0] for i in range(len(worths)) if rule(worths[: i + 1])), None)
 
 
 def curves(folders: Sequence[Path], at_least: int) -> Iterator[Curve]:
-    """The curves of the finished runs below, each set of points once, with so many validations ``at_least``."""
+    """Curves of the finished runs below ``folders`` with ``at_least`` validations or more; of equal curves only the first."""
     seen = set[tuple[tuple[int, float], ...]]()
     for path in sorted(file for folder in folders for file in folder.rglob("metrics.jsonl")):
         try:
@@ -75,7 +74,7 @@ def in_a_row(count: int, least: float, below_zero: bool) -> Rule:
 
 @dataclass(frozen=True)
 class IgnoredStatesConfig:
-    """Which runs are read."""
+    """Runs to read."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]]
     """Folders in which runs are, however deep."""

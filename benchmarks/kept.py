@@ -12,16 +12,16 @@ import torch
 
 
 def tensors() -> list[torch.Tensor]:
-    """All that Python knows and that have memory of their own."""
+    """All tensors and parameters that Python's garbage collector knows."""
     gc.collect()
     return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
 
 
 def kept_bytes(forward: Callable[[], object]) -> int:
-    """Bytes of the memory behind all tensors that autograd saves meanwhile or that are alive after it, what it returns among them;
-    each memory counted once, and none that was there before.
+    """Bytes behind the tensors that autograd saves during ``forward``, or that are alive after it, its result included. Each
+    storage counts once, and none that existed before.
 
-    Autograd alone does not know all: activation checkpointing holds some arguments, and the random numbers' state, by itself.
+    Autograd does not know all of them: activation checkpointing itself holds some arguments and the random numbers' state.
     """
     saved: list[torch.Tensor] = []
     standing = tensors()  # held, so that no address is taken anew

@@ -1,12 +1,12 @@
-"""Trains in real processes, ends them in real ways, and compares what is left: what `kills`, `soak` and the tests share.
+"""Trains in real processes, kills them, and compares their results: shared by `kills`, `soak` and the tests.
 
     with Group(words, workers=2, log=Path("log")) as group:      # two processes with torchrun's environment, joined by gloo
         group.wait(60)                                           # [0, 0]
     with Group(words, 2, Path("log"), {1: Trap("save", 30, 0)}) as group:
-        group.wait_until_killed([1])                             # by SIGKILL, it alone: all else raises
+        group.wait_until_killed([1])                             # rank 1 alone, by SIGKILL: all else raises
 
-A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. A process that ends otherwise
-was not killed: where a benchmark counts kills, each is proven by the exit status. Processes are forked from one that has imported
+A `Trap` kills a process from inside, by SIGKILL, at the first moment of a kind from a given step on. A process that ends in another
+way does not count: the exit status proves each kill that a benchmark counts. Processes are forked from one that has imported
 everything, so that a start takes a second and not ten.
 """
 
@@ -77,7 +77,7 @@ MODELS = {
         "mamba2": f"pg19-mamba2 {MAMBA2}",
     }.items()
 }
-"""Words that begin a command, with the model's sizes; TINY makes a run of seconds of it."""
+"""First words of a training command, with small sizes of the model. With TINY after them the run takes seconds."""
 TINY = shlex.split("""
     --data.corpus text --data.lanes 4 --data.segment-length 32 --steps 60 --schedule.warmup-steps 4 --log-every 1 --validate-every 5
     --validate-tokens 200 --checkpoint.every 3 --num-workers 0 --use-gpu no --tracking.system-metrics off
@@ -112,16 +112,16 @@ MOMENTS = {
     "commit": ("pipelines.checkpoints.saving", "Saver._commit"),
     "pruning": ("pipelines.checkpoints.saving", "prune"),
 }
-"""Kinds of moments, and the function that is then at work. A run comes to each of them in its last step too."""
+"""Kinds of moments, with the module and function that run then. A run reaches each of them in its last step, too."""
 BUCKET_MOMENTS = {
     "upload to the bucket": ("pipelines.checkpoints.saving", "upload"),
 }
-"""The same of a run in a bucket alone."""
+"""Further moments, of a run in a bucket alone."""
 
 
 @dataclass(frozen=True)
 class Trap:
-    """A SIGKILL from inside: so many milliseconds after the first call of a kind, from a step on."""
+    """A SIGKILL from inside: ``milliseconds`` after the first call of the moment's function from ``step`` on."""
 
     moment: str
     step: int
@@ -183,8 +183,8 @@ CONTEXT.set_forkserver_preload(
     [
         "benchmarks.killing",
         "pipelines.train",
-        "pipelines.inference.to_transformers",  # what registers the best checkpoint at the end of a tracked run
-        "typeguard",  # the command line's
+        "pipelines.inference.to_transformers",  # registers the best checkpoint at the end of a tracked run
+        "typeguard",  # for the command line
         "mlflow",
         "mlflow.store.tracking.sqlalchemy_store",
         "sqlalchemy.dialects.sqlite",
@@ -205,7 +205,7 @@ class Group:
     ) -> None:
         """
         Args:
-            environments: variables of each process, as of machines that differ.
+            environments: environment variables of each process, to imitate machines that differ.
         """
         port = unused_port()
         self.log = log
@@ -264,7 +264,7 @@ class Group:
         assert killed == sorted(victims), f"{told}; the statuses are {statuses}: {self.said()[-3000:]}"
 
     def end(self) -> None:
-        """Kill those that live; who was, is no victim of a trap."""
+        """Kill the processes that still live; these do not count as victims of a trap."""
         for rank, process in enumerate(self.processes):
             if process.is_alive():
                 self._ended.add(rank)
@@ -295,7 +295,7 @@ def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: s
 
 
 def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """The bytes of a checkpoint's files, and what its JSON says of the optimizer and the data."""
+    """Bytes of a checkpoint's tensor files, and of its JSON's fields on the training, except those in ``unless``."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     meta = Checkpoint.open(folder).meta
     keys = ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")
@@ -309,7 +309,7 @@ Point = tuple[int, str, float]
 
 
 def curve(run: Path) -> list[Point]:
-    """Every metric at its step, as metrics.jsonl has it, but for the speed; `train/tokens` of a validation is another's."""
+    """Every metric at its step in metrics.jsonl, without speeds, and without the `train/tokens` of records that only validate."""
     return sorted(
         (record.step, key, value)
         for record in read_records(run / "metrics.jsonl")
@@ -319,7 +319,7 @@ def curve(run: Path) -> list[Point]:
 
 
 def mlflow_curve(root: Path, run: str) -> list[Point]:
-    """The same as MLflow has it."""
+    """The run's curve in MLflow, as `curve` returns it."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")

@@ -1,6 +1,6 @@
-"""Kills training at random moments and compares what comes of it, bit for bit, with a run that nothing disturbed.
+"""Kills training at random moments and compares the result, bit for bit, with that of an undisturbed run.
 
-    python -m benchmarks.kills                     19 models, 20 kills each: half an hour or more on two busy cores
+    python -m benchmarks.kills                     20 models, 20 kills each: half an hour or more on two busy cores
 
 Each run has 60 steps on two processes with dropout on, a checkpoint every 3 steps, validation every 5, tracked in MLflow. One
 process, or both, is killed by SIGKILL inside forward, backward, an all-reduce, the optimizer, log, upload, validation, or a save
@@ -35,8 +35,8 @@ class BenchConfig:
     """Runs to kill, and how often."""
 
     models: tuple[str, ...] = tuple(MODELS)
-    """Of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing, staircase, cached-staircase, feedback-transformer, transformer-xl,
-    universal-transformer, lstm, mixers, rmt, armt, gpt2, gpt2-rec, llama, llama-rec, llama-rec layers, mamba2."""
+    """Some of: rec fixed:skip, rec lstm:dual, slide, xl, memorizing, staircase, cached-staircase, feedback-transformer,
+    transformer-xl, universal-transformer, lstm, mixers, rmt, armt, gpt2, gpt2-rec, llama, llama-rec, llama-rec layers, mamba2."""
     kills: int = 20
     """Kills of each run."""
     seed: int = 0
@@ -95,7 +95,7 @@ def compare(words: list[str], root: Path, kills: int) -> tuple[list[str], Counte
 
 
 def kill_again_and_again(words: list[str], root: Path, kills: int) -> Counter[str]:
-    """Run the command until it is done, with so many kills on the way. A copy of a checkpoint is left in `middle`."""
+    """Run the command until it is done, with ``kills`` kills on the way. A copy of a checkpoint is left in `middle`."""
     moments: Counter[str] = Counter()
     kinds = [kind for _ in range(0, kills, len(MOMENTS)) for kind in random.sample(list(MOMENTS), len(MOMENTS))]
     run = root / "killed"

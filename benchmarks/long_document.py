@@ -1,9 +1,9 @@
-"""A long document in pieces against the same library on the whole text at once: MB/s of CPU time, and memory by the byte of text.
+"""Tokenizes a long document in pieces, and at once by the same library: MB per CPU second, and memory per byte of text.
 
     python -m benchmarks.long_document BOOK.txt --megabytes 20 --tokenizers sentencepiece.model gpt2:FOLDER
 
-Each is measured in a process of its own, in which the document, the file repeated, is there already. The rate is the best of the
-runs. The ids are compared: a unigram model's may differ on the whole, where sums in 32 bits round.
+Each way is measured in a process of its own, after the document, the file repeated, is loaded. The rate is the best of the runs.
+The ids are compared: those of a unigram model may differ on the whole text, where sums in 32 bits round.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from pipelines.terminal import cli
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is measured."""
+    """The document and the tokenizers to measure."""
 
     text: tyro.conf.Positional[Path]
-    """UTF-8 text that is repeated to the document."""
+    """UTF-8 text that is repeated until it has the document's size."""
     tokenizers: tuple[str, ...]
     """As --tokenizer of pipelines.prepare."""
     megabytes: int = 20
-    """Size of the document."""
+    """Size of the document, in megabytes."""
     runs: int = 2
     """Runs of each, one after the other."""
 
@@ -63,14 +63,14 @@ def document(path: Path, megabytes: int) -> tuple[str, int]:
 
 
 def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple[float, float, Any]:
-    """MB/s of CPU time, bytes of memory at the peak beyond the document's by the byte of text, and the ids."""
+    """MB per CPU second, peak bytes of memory beyond the document for each byte of text, and the ids."""
     tokenizer = tokenizer_from_spec(spec)
     assert not isinstance(tokenizer, TokenizerTraining)
     text, size = document(path, megabytes)
     encode = tokenizer.encode if way == "pieces" else whole(tokenizer)
     encode(text[:10_000])
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the most that this process had is what it has now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
     before = resident("VmHWM")
     ids, seconds = np.empty(0), float("inf")
     for _ in range(runs):

@@ -5,8 +5,9 @@
 
 A rec model, or that of a preset, with random weights (what it writes does not matter for time and memory) samples token by token;
 each stretch of 5,000 tokens gives its median time per token and the resident memory at its end. The first stretch only warms up: it
-is shown, and the others are held against their own median. A prompt is read in passes of 2,048 tokens; time and resident memory are
-noted after each. transformers' generate() keeps all ids and a mask, and copies them at every token: 16 bytes for each token so far.
+is shown, and the others are compared with their own median. A prompt is read in passes of 2,048 tokens; time and resident memory
+are noted after each. transformers' generate() keeps all ids and a mask, and copies them at every token: 16 bytes for each token so
+far.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Way = Literal["ours", "transformers", "prompt"]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long."""
+    """The model, and the numbers of tokens to generate and to read."""
 
     ways: tuple[Way, ...] = ("ours", "transformers", "prompt")
     """ours: pipelines.generate; transformers: its generate(); prompt: reading one."""
@@ -76,12 +77,12 @@ class NoTokenizer:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some tokens one after another."""
+    """Measurements of some consecutive tokens."""
 
     milliseconds: float
-    """Median of a token."""
+    """Median time of a token."""
     resident: int
-    """Bytes at the end."""
+    """Resident memory at the end, in bytes."""
 
 
 def stretches(tokens: Iterable[object], length: int) -> Iterator[Stretch]:
@@ -151,7 +152,7 @@ def verdict(name: str, found: list[Stretch], length: int) -> bool:
 
 
 def read_prompt(trained: Trained, count: int) -> bool:
-    """Read a prompt as `generate` does; resident memory after each pass, the first two left out."""
+    """Read a prompt as `generate` does. Returns whether time and memory of the passes are flat, the first two left out."""
     decoder = trained.model.incremental_decoder()
     passes: list[Stretch] = []
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Kills one of two Ray nodes under a training run, gives it back, and says how long each took to be made good.
+"""Kills one of two Ray nodes under a training run, adds one again, and measures how long training takes to adapt to each.
 
     python -m benchmarks.lost_node                       about four minutes
 
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def wait_for(run: Path, workers: int, seconds: float = 300) -> float:
-    """Until the newest checkpoint is one of so many workers; how long it took."""
+    """Wait until the newest checkpoint is one of ``workers`` workers. Returns the seconds that it took. Raises TimeoutError."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         found = RunFolder.parse(run).complete_checkpoints()

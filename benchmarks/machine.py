@@ -30,8 +30,8 @@ def describe() -> str:
 
 
 def resident(field: str = "VmRSS", pid: int | str = "self") -> int:
-    """Bytes of a process: `VmRSS` now, `RssAnon` without pages of files, `VmHWM` at most. Raises OSError and StopIteration where
-    it is gone."""
+    """Resident bytes of a process: `VmRSS` now, `RssAnon` without pages of files, `VmHWM` the peak. Raises OSError or StopIteration
+    if it has ended."""
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(field)) * 1024
 
@@ -48,7 +48,7 @@ def check_presets(*names: str) -> None:
 
 
 def check_rounds(rounds: int) -> None:
-    """Raises UserError for so few that nothing is left of them."""
+    """Raises UserError for fewer than 3 rounds, since the first two do not count."""
     if rounds < 3:
         raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
 

@@ -7,8 +7,8 @@ All take turns: a round is one step of each, and gives one ratio. Three question
 
 - Steps: forward, backward and AdamW of small-delta, small-mamba2 … over segments of 1,024 tokens, against small-slide's, which has
   as many parameters; their shares of the rate of a large matrix product; and the bytes that they keep for the backward pass.
-- Growth: the same with segments two and four times as long, a token of each over a token of the first. A mixer that is linear in
-  the length has 1.
+- Growth: the same steps with segments two and four times as long, as the time per token over that of the first length. A mixer
+  that is linear in the length has 1.
 - transformers: its torch code on the same sizes, forward and backward: the delta rule and the matrix memory of xLSTM alone, in
   chunks of 64, and a whole Mamba-2 that both read from one folder.
 """
@@ -49,15 +49,15 @@ PAIRS = ("rule or model", "ours, s", "transformers, s", "transformers / ours, me
 CHUNK = 64
 
 Pass = Callable[[], Tensor]
-"""A forward pass; what it returns is summed, and differentiated."""
+"""A forward pass, whose result is summed and differentiated."""
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is timed."""
+    """Mixers to time, and the sizes."""
 
     mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window")
-    """Presets small-…"""
+    """Mixers, by the names of the presets small-…"""
     segment: int = 1024
     """Tokens of a segment."""
     rounds: int = 8

@@ -2,9 +2,9 @@
 
     python peer_prepare.py datatrove|datasets SOURCE TOKENIZER_JSON OUTPUT
 
-Runs in the interpreter that has the library. The time is of the library's own work, with two processes started by it: the start
-of its pool counts, its imports, and the writing of the input in a form that it reads, do not. datatrove's two files are as even as
-the halves of the bare processes, and nothing is shuffled; `datasets` halves the documents by their number, as it does by itself.
+Runs in the interpreter that has the library. The time is that of the library's own work, with two processes started by it. The
+start of its pool counts; its imports do not, nor does writing the input in a form that it reads. datatrove's two files are as even
+as the halves of the bare processes, and nothing is shuffled; `datasets` halves the documents by their number, as it does by itself.
 Prints a line of JSON.
 """
 

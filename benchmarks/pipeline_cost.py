@@ -2,9 +2,9 @@
 
     python -m benchmarks.pipeline_cost                  about eight minutes on two cores
 
-Both in turn, several times, each with one thread. The run under Ray is the ordinary `pipelines.train`: MLflow on sqlite, system
-metrics on, a point of the curve every ten steps; its step time is taken from the times of its points, so that everything
-between two points counts. The bare loop has the same model, optimizer, clipping, schedule of batches and State, and nothing else.
+Both run in turn, several times, each with one thread. The run under Ray is the ordinary `pipelines.train`: MLflow on sqlite, system
+metrics on, a point of the curve every ten steps; its step time is taken from the times of its points, so that everything between
+two points counts. The bare loop has the same model, optimizer, clipping, schedule of batches and State, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipelines.tracking.metrics_file import read_records
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long, and on what."""
+    """The runs to compare, and how often."""
 
     store: str = "runs/store"
     """A store with python-source (make demo makes one)."""

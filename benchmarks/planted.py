@@ -1,14 +1,14 @@
-"""Does `pipelines.tokens` find what only a State can know? Every 5,000 bytes a rare name is said, and asked for some windows on.
+"""Does `pipelines.tokens` find what only a State can know? Every 5,000 bytes a rare name is given, and asked for later.
 
     python -m benchmarks.planted --root runs/planted
 
-Lines are a window of both models long (data_prep/corpora/names.py). A training document says a name, and asks for it at random in
-the twelve lines after; one in forty does so for sixteen names, with filler between some. A test document says one every 312 lines
-and asks for it once, 6 to 12 windows on, where `recall-slide`, which sees three windows, cannot know it. Each of its names is said
-once, and in no training document.
+A line is as long as a window of both models (data_prep/corpora/names.py). A training document gives a name, and asks for it at
+random in the twelve lines after; one in forty does so for sixteen names, with filler between some. A test document gives a name
+every 312 lines, and asks for it once, 6 to 12 windows later: `recall-slide` sees three windows and cannot know it. Each test name
+is given once, and in no training document.
 
-Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and says how many of the words with
-the largest gain are planted ones, and with the right distance. A rerun skips finished work.
+Makes the corpus, prepares it, trains recall-rec and recall-slide, compares them token by token, and prints how many of the words
+with the largest gain are planted ones, and how many have the right distance. A rerun skips finished work.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PlantedConfig:
 
 
 def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
-    """Path below the corpus folder → text, and planted name → bytes from where it is said to where it is asked for."""
+    """Texts by their path below the corpus folder, and for each planted name the bytes from its statement to its question."""
     rng = random.Random(config.seed)
     names = rng.sample(NAMES, len(NAMES))
     count = config.test_documents * config.names
@@ -97,7 +97,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> Path:
 
 
 def call(module: str, *words: str) -> None:
-    """Run one of our entry scripts as a user does. Raises UserError where it fails; it has said why."""
+    """Run one of our commands as a user does. Raises UserError if it fails; its own message has the reason."""
     done = subprocess.run([sys.executable, "-m", module, *words], check=False)
     if done.returncode:
         raise UserError(f"{module} {words[0]} failed with status {done.returncode}: see its message above")

@@ -1,4 +1,4 @@
-"""Kill a preparation at random moments, run it again each time, and look at what is there in the end.
+"""Kills a preparation at random moments, reruns it each time, and checks the finished store.
 
     python -m benchmarks.prepare_kills --kills 30                about six minutes on two cores
 
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How often, and on how much."""
+    """Number of kills, and size of the corpus."""
 
     kills: int = 30
     parts: int = 200
@@ -46,13 +46,12 @@ class BenchConfig:
 
 
 STATUSES = {"command": (-signal.SIGKILL,), "worker": (0,), "raylet": (0, 1)}
-"""Exit statuses of the command after a process of it was killed: its tasks run again where a worker died, and without a raylet
-they cannot, unless all had ended. Any other is a failure of its own, and no kill.
-"""
+"""Exit statuses of the command after the kill of one of its processes. After a worker's death its tasks run again; without a raylet
+they cannot, unless all had ended. Any other status is a failure of its own, and no kill."""
 
 
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Processes with a worker's name that are none: the raylet ends with them."""
+"""Processes that are named like workers and are none: the raylet ends with them."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Kill:
 
 @dataclass
 class Outcome:
-    """What was seen."""
+    """Counts of kills, stores and kept parts."""
 
     kills: Counter[str]
     """Processes killed, by what they were and when."""
@@ -93,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run(config: BenchConfig, scratch: Path) -> Outcome:
-    """Kill and run until there were enough kills and the last store is finished. Raises AssertionError for what must not be."""
+    """Kill and rerun until there are enough kills and the last store is finished. Raises AssertionError if a check fails."""
     make_corpus(scratch / "corpus", config.parts)
     with contextlib.redirect_stdout(io.StringIO()):
         corpus = Text(source=str(scratch / "corpus"))
@@ -137,7 +136,7 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
 
 
 def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Random) -> Kill | None:
-    """Kill one process of a preparation at a random moment; none where it ends before."""
+    """Kill one process of a preparation at a random moment. Returns None if the preparation ends before."""
     moment = generator.choice(["starting", "after some parts", "after some parts", "renaming", "renaming"])
     victim = generator.choice(["command", "worker", "raylet"] if moment == "after some parts" else ["command"])
     ledger = folder / "ledger"

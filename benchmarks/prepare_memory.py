@@ -5,7 +5,7 @@
 The files of `--source` (any folder with *.txt) are linked under new names until there are so many megabytes; each corpus is
 prepared by the real command, with two Ray workers and once more in one process. Then a corpus with one document of `--longest`
 megabytes is prepared in the same way. Peaks are the kernel's own high-water marks of resident memory (VmHWM), read 20 times a
-second. The factor is what a longest document adds to the peak of the process that writes it, over its bytes.
+second. The factor is the growth of a process's peak through the long document, over that document's size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is prepared."""
+    """Corpora to prepare."""
 
     source: str
     """Folder with *.txt files, searched with its folders."""

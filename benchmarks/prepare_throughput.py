@@ -6,8 +6,8 @@
 `--source` is in the layout of PG-19; `--copies` repeats it under other ids. The preparation is the command's own function: it
 reads, scans, tokenizes, writes, syncs and writes the manifest, with two Ray workers that a small preparation has started before
 ("Ray already up"). The bare processes have read their texts and loaded their tokenizer when their time begins, share the documents
-evenly by size, and call `encode` document by document. Both in turn, `--rounds` times; the ratio is that of the medians. Beside it
-stands the ratio of the CPU seconds of all processes (Ray's own included), which other work on the machine disturbs less.
+evenly by size, and call `encode` document by document. Both run in turn, `--rounds` times; the ratio is that of the medians. Beside
+it stands the ratio of the CPU seconds of all processes (Ray's own included), which other work on the machine disturbs less.
 
 With `--peers PYTHON`, an interpreter that has the peers of benchmarks/peers_data.txt, datatrove's tokenization and
 `datasets.map` with two processes are run in the same turns on the same text. They encode with Hugging Face's tokenizers, we with
@@ -119,7 +119,7 @@ start = time.process_time()
 tokens = sum(len(tokenizer.encode(text)) for text in texts)
 print(tokens, time.process_time() - start, flush=True)
 """
-"""One bare process: paths on the first line of its input; begins at the second."""
+"""Script of one bare process. The first line of its input has the paths; at the second line it begins."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def short_documents(source: Path, count: int, target: Path) -> Task:
 
 
 def pieces(source: Path) -> Iterator[str]:
-    """The texts of a folder in lines of LINE characters, a blank for all white space, over and over.
+    """The texts of a folder cut into lines of LINE characters, over and over; any white space becomes one blank.
 
     Raises UserError where no text is that long.
     """
@@ -208,7 +208,7 @@ def repeat(source: Path, copies: int, target: Path) -> Path:
 
 
 def bare(paths: list[Path], tokenizer: str) -> Measurement:
-    """Two bare processes."""
+    """Measure two bare processes side by side."""
     halves: list[list[Path]] = [[], []]
     sizes = [0, 0]
     for path in sorted(paths, key=lambda path: -path.stat().st_size):
@@ -240,7 +240,7 @@ def bare(paths: list[Path], tokenizer: str) -> Measurement:
 
 
 def whole(task: Task, tokenizer: str, store: Path, num_workers: int = 2) -> Measurement:
-    """A preparation into a new store, which is removed. The Ray session of its workers is up before."""
+    """Measure a preparation into a new store, which is then removed. The Ray session of its workers is already up."""
     config = PrepareConfig(
         task.corpus, store=str(store), tokenizer=tokenizer, splits=task.splits, num_workers=num_workers
     )
@@ -329,7 +329,7 @@ def report(task: Task, runs: dict[str, list[Measurement]], short: bool) -> list[
 
 
 def peer(name: str, config: BenchConfig, source: Path, output: Path) -> Measurement:
-    """Another preparation, measured in its own process after its imports."""
+    """Measure another library's preparation in a process of its own, after its imports."""
     shutil.rmtree(output, ignore_errors=True)
     done = subprocess.run(
         [config.peers, str(Path(__file__).with_name("peer_prepare.py")), name, str(source), config.peer_tokenizer, str(output)],

@@ -1,4 +1,4 @@
-"""Kills Ray's own processes under a training run: what the command says, how soon, and whether a rerun resumes exactly.
+"""Kills Ray's own processes under a training run: how soon the command ends, its message, and whether a rerun resumes exactly.
 
     python -m benchmarks.ray_killed                      about five minutes on two cores
 
@@ -24,7 +24,7 @@ from pipelines.checkpoints.run_folder import RunFolder
 
 STEPS = 400
 AT = 60
-"""Kill when a checkpoint of this step is there."""
+"""Step of the checkpoint that the kill waits for."""
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def worker_log(run: Path) -> str:
 
 
 def train(words: list[str], root: Path, victim: str | None) -> tuple[int, str, float]:
-    """Run the command, and kill a process of its Ray on the way. Its status, what it said last, and how long it outlived that."""
+    """Run the command, and kill Ray's ``victim`` on the way. Returns its status, its last lines, and its seconds after the kill."""
     log, began = root / "said", time.monotonic()
     run = root / words[words.index("--run") + 1]
     with open(log, "w") as file:

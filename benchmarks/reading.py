@@ -7,9 +7,9 @@ Each runs in a process of its own, with one thread and the files in the page cac
 the same random rows, and their checksums must agree. Times are medians. `--peers` is an interpreter that has what
 benchmarks/peers_data.txt lists; without it only numpy is compared with.
 
-Then epochs: the store is opened anew and every row read once, or three times, with the record batches verified when they are first
-touched, and with a store that trusts its bytes; random rows as above, and the batches of lanes that training reads (inputs,
-targets, marks). The cost of a checksum alone over the same bytes is printed too.
+Then it reads epochs: it opens the store anew, and reads every row once, or three times. One reader verifies record batches when it
+first touches them, the other trusts the bytes. Both read random rows as above, and the batches of lanes that training reads
+(inputs, targets, marks). The cost of a checksum alone over the same bytes is printed too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROW = 4096
 
 
 class Unverified(SegmentStore):
-    """The same store, trusting its bytes: to see what verification costs."""
+    """A store that trusts its bytes, to measure the cost of verification."""
 
     def _read_batch(self, part: int, batch: int) -> tuple[np.ndarray, ...]:
         block = self.manifest.parts[part].batches[batch]
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> None:
 
 
 def epochs(names: tuple[str, str], folder: Path, count: int, rounds: int) -> None:
-    """Print what verification costs in the first epochs: the first reader verifies, the second does not."""
+    """Print the cost of verification in the first epochs: the first reader verifies, the second does not."""
     pair = [Contender(name, sys.executable, folder) for name in names]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):

@@ -1,4 +1,4 @@
-"""One contender of benchmarks/reading.py, in a process of its own, of whichever interpreter has it.
+"""One contender of benchmarks/reading.py, in a process of its own, with the interpreter that has its library.
 
     python reading_contenders.py NAME FOLDER make        writes FOLDER/NAME from FOLDER/tokens.bin (uint16, rows of 4,096)
     python reading_contenders.py NAME FOLDER             answers each line on its input with a line of JSON
@@ -66,7 +66,7 @@ def unverified(folder):
 
 
 def lanes(folder, trusting=False):
-    """Training's reads from our segment store: inputs, targets and marks of 16 lanes, whatever the rows."""
+    """The batches that training reads from our segment store: inputs, targets and marks of 16 lanes. ``rows`` is ignored."""
     from data_prep.lanes import TrainingLanes, read_batch
 
     store = open_store(folder, trusting)

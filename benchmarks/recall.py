@@ -43,11 +43,11 @@ class RecallConfig:
     root: Path = Path("runs/recall")
     """Folder of store, runs and figure."""
     presets: tuple[str, ...] = ("recall-rec", "recall-slide")
-    """What is trained."""
+    """Presets to train."""
     seed: int = 0
     """Seed of the models; the corpus has its own."""
     distances: tuple[int, ...] = Names.distances
-    """Windows from the name to the question, of those that test documents have. Training knows them up to 12."""
+    """Distances from the name to the question, in windows, out of those in test documents. Training has distances up to 12."""
     at_once: int = 2
     """Trainings side by side."""
     record: bool = False

@@ -56,7 +56,7 @@ Cell = int | float | str
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is rendered."""
+    """Pages to render."""
 
     folder: str = str(FOLDER)
     """Folder of the studies."""
@@ -93,7 +93,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What two measurements of the same thing have in common."""
+        """The fields that two measurements of the same thing have in common."""
         return self.name, self.command, self.commit, self.machine
 
 
@@ -274,7 +274,7 @@ def _paragraphs(texts: Sequence[str]) -> str:
 
 
 def _result(each: Record) -> str:
-    """The table of a record; of one with a value, a table of one row or of one row per seed."""
+    """The table of a record. A record with a value has a table of one row, or of one row for each seed or round."""
     if each.columns:
         return _table(each.columns, each.rows)
     unit = f"{each.metric}, {each.unit}" if each.unit else each.metric

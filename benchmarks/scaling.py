@@ -4,8 +4,8 @@ PG-19; GPU hours.
     python -m benchmarks.scaling                         everything, about a minute on one core
     python -m benchmarks.scaling --parts lanes           the simulated schedule alone
 
-The first tables are estimates: each says its formula, and the rates that it takes are options. The schedule is no estimate: the
-code that trains lays out a corpus of PG-19's size, whose documents' lengths are drawn, and is timed.
+The first tables are estimates: each prints its formula, and its rates are options. The schedule is no estimate: training's own code
+lays out a corpus of PG-19's size, with random lengths of documents, and is timed.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def drawn_lengths() -> np.ndarray:
 
 
 def optimizer_bytes(preset: TrainConfig, vocab: int) -> int:
-    """AdamW: two numbers for each weight; adafactor: a momentum, and a row and a column for each matrix."""
+    """Optimizer bytes: AdamW has two numbers for each weight; adafactor a momentum, and a row and a column for each matrix."""
     with torch.device("meta"):
         shapes = [tuple(p.shape) for p in preset.model.build(vocab).parameters()]
     if preset.optim.name == "adamw":

@@ -1,9 +1,9 @@
-"""Trains for a long time under kills and compares the end with a run that nothing disturbed.
+"""Trains for a long time under kills and compares the end with that of an undisturbed run.
 
     python -m benchmarks.soak --minutes 30            as long again for the undisturbed run
 
 Two processes, dropout on, a checkpoint every 10 steps. Every 20 to 60 seconds one of them, or both, is killed by SIGKILL, and the
-command is rerun to resume. At the end it is asked to stop; a run of just so many steps that nothing disturbs must end in the same
+command is rerun to resume. At the end training is asked to stop. An undisturbed run of exactly as many steps must end in the same
 bytes, with the same curve. Memory and open files of the processes are read every second.
 """
 
@@ -26,7 +26,7 @@ from pipelines.terminal import cli
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long."""
+    """Length of the training, and the kills."""
 
     minutes: float = 30.0
     """Minutes of training under kills."""
@@ -61,7 +61,7 @@ class Meter:
                 continue
 
     def told(self) -> str:
-        """The medians of the second and of the last fifth of the time, of rank 0."""
+        """Medians of rank 0 over the second and over the last fifth of the time, as text."""
         end = self.readings[-1][0]
 
         def median(least: float, most: float, column: int) -> float:
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
                 time.sleep(0.1)
             assert group.wait(1) == [0, 0], group.said()[-3000:]
         print(f"undisturbed: {(time.monotonic() - began) / 60:.1f} minutes; {calm.told()}", flush=True)
-        # The last step of the undisturbed run is validated; the other did not know that it was the last.
+        # Only the undisturbed run validates the last step: the other did not know that it was the last.
         expected, found = (final_tensors(root / run, last, unless=("validation",)) for run in ("calm", "soak"))
         different = [name for name in expected if found.get(name) != expected[name]]
         steps = [step for step, key, _ in curve(root / "soak") if key == "train/bits_per_token"]
@@ -107,14 +107,14 @@ def main(argv: list[str]) -> int:
 
 
 def same_metrics(disturbed: list[Point], calm: list[Point], last: int) -> bool:
-    """Whether both have the same metrics, but for what the undisturbed run alone says of its last step: its validation."""
+    """Whether both have the same metrics, but for the last step's validation, which the undisturbed run alone has."""
     missing = set(calm) - set(disturbed)
     others = [key for step, key, _ in missing if step != last or not key.startswith("validation/")]
     return set(disturbed) <= set(calm) and not others
 
 
 def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, Meter]:
-    """Train under kills, then stop. Returns the kills, the steps that were made again, and what was measured."""
+    """Train under kills, then stop. Returns the kills, the steps that were made again, and the meter."""
     end, kills, again, meter = time.monotonic() + 60 * config.minutes, 0, 0, Meter()
     while True:
         furthest = reached(root / "soak")

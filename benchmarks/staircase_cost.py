@@ -11,8 +11,8 @@ and section 3.2.1:
 - A cached staircase of one pass does no more than Transformer-XL of the same span, but for the cached tokens' keys and values.
 - A feedback transformer does no more either, and is slow because it goes token by token (paper: 3,260 ms against 580 of N = 4).
 
-Beside each stands its share of the rate of a large matrix product, by the FLOPs that it computes; and the memory that a step keeps
-for the backward pass, over the segment's length.
+Beside each stands its share of the rate of a large matrix product, by the FLOPs that it computes. The memory that a step keeps for
+the backward pass stands there too, for this segment and for half of it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is timed."""
+    """Sizes to time."""
 
     d_model: int = 256
     """Width; heads of 64, a feed-forward of four times the width."""
@@ -88,7 +88,7 @@ class BenchConfig:
 
 
 def models(config: BenchConfig) -> dict[str, ModelConfig]:
-    """The contenders, by what the table calls them."""
+    """The contenders' configs, by their labels in the table."""
     size: dict[str, Any] = {
         "d_model": config.d_model, "heads": max(config.d_model // 64, 1), "head_dim": 64, "mlp_dim": 4 * config.d_model
     }  # fmt: skip

@@ -7,16 +7,16 @@ Prepares each task, trains the presets tiny-TASK-MODEL (studies/state_tracking.p
 the newest checkpoint, prints a table of errors in percent, the best seed's and the worst's, and writes state_tracking.json and
 state_tracking.png: errors over the position in a document. A rerun skips finished work and resumes a killed training.
 
-- walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 128 actions: the cell after each. To train on there
-  are walks of 8, 16, 32 and 64, too, as many actions of each. The paper has 400 actions and says nothing of the grid.
-- algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. To train on there are programs of 5,
-  10, 20 and 40 statements, too, as many statements of each. A staircase has six passes over chunks of four there.
-- mqar: 4 pairs of 64 symbols, then each key again: recall, without a state that changes. mqar-16 and mqar-64 have as many pairs
-  of 128 and 512 symbols, and fewer to train on, too; in mqar-rewrites each of four keys gets a second value, which counts.
-- arithmetic: sums of products modulo 5, of 64 numbers; to train on there are those of 2 to 20.
+- walk: Random Walk (staircase paper, section 4.1) on 3 × 3 cells with walls, 128 actions: the cell after each. Training
+  also has walks of 8, 16, 32 and 64, as many actions of each length. The paper has 400 actions, and does not describe the grid.
+- algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. Training also has programs of
+  5, 10, 20 and 40 statements, as many statements of each length. The staircase has six passes over chunks of four here.
+- mqar: 4 pairs of 64 symbols, then each key again: recall, without a state that changes. mqar-16 and mqar-64 have 16 and 64 pairs
+  of 128 and 512 symbols, and training has fewer pairs, too; in mqar-rewrites each of four keys gets a second value, which counts.
+- arithmetic: sums of products modulo 5, of 64 numbers; training has sums of 2 to 20.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
-  follow (Merrill et al. 2024): permutation-s5 and permutation-a5. To train on these are products of 2, 4, 8 and 16, too, as many
-  elements of each: of 32 alone nobody learns more than the first few.
+  follow (Merrill et al. 2024): permutation-s5 and permutation-a5. Their training has products of 2, 4, 8 and 16, too, as many
+  elements of each length: from 32 alone no model learns more than the first few.
 - permutation-longer: products in S3 of 128, after training on 3 to 24 elements. permutation-parity: the same of two things.
 
 Mixers have one layer for products and two elsewhere, and for recall the gates and convolutions of their papers
@@ -58,11 +58,11 @@ class BenchConfig:
     models: tuple[str, ...] = tuple(MODELS)
     """Models of studies/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One training each."""
+    """Seeds, each with one training of every model on every task."""
     at_once: int = 2
     """Trainings side by side, of one thread each."""
     train: bool = True
-    """Whether to train what is not there; else what is there is compared."""
+    """Whether to train the missing runs; otherwise only the finished ones are compared."""
 
     def __post_init__(self) -> None:
         for chosen, known in ((self.tasks, TASKS), (self.models, MODELS)):
@@ -84,14 +84,14 @@ class Result:
     seed: int
     parameters: int
     tokens: int
-    """Read in training. A document begins a block, so that where documents are short, those with longer blocks read a few less."""
+    """Tokens read in training. A document begins a block, so models with longer blocks read a few less of short documents."""
     error: float
     """Share of the test split's labels that are wrong, 0 … 1."""
     positions: list[float]
     errors: list[float]
-    """Around each of these positions, in a block of the model's."""
+    """Share of wrong labels around each position, in one or more of the model's blocks."""
     labels: list[int]
-    """There."""
+    """Number of labels around each position."""
 
 
 def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
@@ -100,7 +100,7 @@ def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
 
 
 def read(task: str, model: str, seed: int, training: Training) -> Result | None:
-    """How a trained model does on the test split; None where it is not trained to the end and scored."""
+    """The result of a trained model on the test split; None if it is not trained to the end and scored."""
     found = training.evaluation({}, "test") if training.is_done() else None
     if found is None:
         return None
@@ -129,8 +129,8 @@ def table(results: list[Result], config: BenchConfig) -> Table:
 
 
 def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
-    """Errors over position, a panel for each task; of each model the best seed. Lines of the models named first are wider, so that
-    all are seen where several have no errors."""
+    """Draw errors over position, a panel for each task, with the best seed of each model. The first models have wider lines, so
+    that all are seen where several have no errors."""
     tasks = [task for task in config.tasks if any(r.task == task for r in results)]
     figure = Figure(figsize=(4.2 * len(tasks) + 2.4, 4.2), layout="constrained")
     panels: list[Any] = list(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0])
@@ -156,7 +156,7 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
 
 
 def coarse(result: Result, most: int = 16) -> tuple[list[float], list[float]]:
-    """The curve in at most so many points, of as many labels each."""
+    """The curve in at most ``most`` points, each of about as many labels: positions and errors."""
     labels = np.array(result.labels)
     point = (np.cumsum(labels) - labels / 2) * min(most, len(labels)) // labels.sum()
     groups = [np.flatnonzero(point == number) for number in np.unique(point)]

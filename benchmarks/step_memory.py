@@ -24,7 +24,7 @@ from pipelines.terminal import cli
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is weighed."""
+    """Models to weigh."""
 
     size: Size = "small"
     """small: d 256, 6 layers, window 128; medium: d 512, 8 layers, window 256; batch 2."""

@@ -28,7 +28,7 @@ COLUMNS = ("parameters", "s a step", "/ slide, median (range)", "FLOPs / slide",
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is timed."""
+    """Models to time."""
 
     sizes: tuple[Size, ...] = ("small", "medium")
     """small: d 256, 6 layers, window 128, segment 1,024; medium: d 512, 8 layers, window 256, segment 2,048."""

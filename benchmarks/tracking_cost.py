@@ -5,9 +5,9 @@ in one process.
 
 Each phase trains the demo's model for some steps, in this process and with one thread, with a point of the curve every ten steps
 and a tracker as a run has it: system metrics on, its thread beside training, the server on this machine too. The three are phases
-of one round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine moves the time that
-passes more than tracking does. So the processor time of all threads but the training one is compared too, as a share of a step:
-were there one core alone, that is what a step would lose.
+of one round, whose order changes from round to round; a round's ratio is of its own phases. A busy machine changes the elapsed time
+more than tracking does. So the processor time of all threads but the training one is compared too, as a share of a step: with one
+core alone a step would lose this share.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = ("metrics.jsonl alone", "sqlite", "server")
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long, and what is trained."""
+    """The training, and the length of its phases."""
 
     preset: str = "demo-rec"
     """Preset whose model is trained, on tokens drawn at random."""
@@ -60,7 +60,7 @@ class BenchConfig:
 
 
 class Training:
-    """The step that is timed."""
+    """A training whose steps are timed."""
 
     def __init__(self, preset: str) -> None:
         config = PRESETS[preset]
@@ -84,7 +84,7 @@ class Training:
 
 
 def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
-    """Seconds of a step, and processor seconds of all threads but this one."""
+    """Seconds of a step, and processor seconds of all other threads in a step."""
     began, others = time.perf_counter(), time.process_time() - time.thread_time()
     for step in range(1, steps + 1):
         loss = training.step()

@@ -29,18 +29,18 @@ from tests.mlflow_server import Server, serve, wait_until
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long, and how many."""
+    """Length of the silence, and numbers of runs and points."""
 
     seconds: float = 60.0
     """Seconds of silence; 0 skips this part."""
     runs: int = 8
     """Processes that log at the same time; 0 leaves them out."""
     points: int = 500
-    """That each of them logs, of three metrics."""
+    """Points of three metrics that each process logs."""
 
 
 def silence(server: Server, root: Path, seconds: float) -> bool:
-    """Stop the server in the middle of a run, wake it, and count. Returns whether it has all, in order."""
+    """Stop the server in the middle of a run, wake it, and count its points. Returns whether it has all, in order."""
     config = TrackingConfig(uri=server.uri, experiment="silence", system_metrics="off", patience=120)
     tracker = Tracker.start(config, root, root / "run", "run", {}, {})
     wait_until(lambda: tracker.run_id, 60)
@@ -91,7 +91,7 @@ tracker.finish()
 
 
 def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
-    """Seconds that all took, and what the processes said. Raises RuntimeError where one of them failed."""
+    """Run the processes. Returns the seconds that all took, and their messages. Raises RuntimeError if one fails."""
     command = [sys.executable, "-c", LOGS, str(root)]
     began = time.monotonic()
     crowd = [
@@ -105,7 +105,7 @@ def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
 
 
 def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) -> bool:
-    """Print it. Returns whether all runs are whole."""
+    """Print how many runs are whole. Returns whether all are."""
     told = f"{whole} of {config.runs} runs have all of 3 × {config.points} points once"
     print(f"{kind}: {told}; {seconds:.0f} s; {said.strip() or 'no warning'}")
     return whole == config.runs

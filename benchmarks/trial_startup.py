@@ -3,8 +3,8 @@
     python -m benchmarks.trial_startup                      about five minutes on two cores
 
 Six short trials of the same run, two at a time on workers of one CPU. A trial's start-up is the time from its `begin` in
-results.jsonl to its first step's line in metrics.jsonl; its share is that of the time until its end.
-Ray's processes count if their titles begin with `ray::`; their memory is that which they do not share.
+results.jsonl to its first step's line in metrics.jsonl; its share is the part of the time until the trial's end. Ray's processes
+count if their titles begin with `ray::`; their memory is the memory that they do not share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SWEEP = shlex.split(f"""
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How long a trial is."""
+    """Length and tracking of a trial."""
 
     steps: int = 1000
     """Steps of a trial."""
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
 
 
 def ray_processes(command: list[str]) -> tuple[int, int]:
-    """Run a command. Returns how many processes it had Ray start at most, and the most megabytes that they held of their own."""
+    """Run a command. Returns the most Ray processes that lived at once, and the most megabytes that they held unshared."""
     most = memory = 0
     process = psutil.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:

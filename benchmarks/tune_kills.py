@@ -1,10 +1,10 @@
-"""Kills a sweep at random moments, all of its processes at once, and compares what comes of it with a sweep that nothing disturbed.
+"""Kills a sweep at random moments, all of its processes at once, and compares the result with that of an undisturbed sweep.
 
     python -m benchmarks.tune_kills                         a grid, two trials at once; ten kills: about ten minutes on two cores
     python -m benchmarks.tune_kills --sweep asha            trials that are stopped early, one at a time
-    python -m benchmarks.tune_kills --sweep asha-two        … two at a time, where who is stopped depends on who comes first
+    python -m benchmarks.tune_kills --sweep asha-two        … two at a time, where the order of results decides who is stopped
     python -m benchmarks.tune_kills --sweep pbt             trials that continue from each other's checkpoints
-    python -m benchmarks.tune_kills --sweep optuna          trials that are drawn by what came of those before, one at a time
+    python -m benchmarks.tune_kills --sweep optuna          trials that are drawn by the results of earlier ones, one at a time
 
 The sweep is tracked in MLflow's sqlite file. The driver is killed by SIGKILL at a random moment of its life, its start included;
 the same command resumes the sweep. In the end each metric must have counted once, and MLflow must have a parent, one child for each
@@ -43,26 +43,25 @@ SWEEPS = {
     "optuna": "lr --search optuna --scheduler none --num-samples 4 --max-concurrent-trials 1",
 }
 EXACT = ("grid", "asha")
-"""Sweeps that end as if nothing had happened."""
+"""Sweeps that must end exactly as the undisturbed one."""
 STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-"""MLflow's, of a trial's."""
+"""MLflow's status for each status of a trial."""
 SIZES = f"--preset small-rec --num-workers 1 {SIZE} --model.recurrent-layers 2 --model.states 4"
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How often the sweep is killed."""
+    """The sweep, and how often it is killed."""
 
     sweep: Literal["grid", "asha", "asha-two", "pbt", "optuna"] = "grid"
-    """Which."""
+    """The sweep to kill."""
     kills: int = 10
     """SIGKILLs of the driver."""
     steps: int = 900
     """Steps of a trial."""
     longest: float = 40.0
-    """Every other kill comes within so many seconds after the start of the command, Ray's own start included; those between them
-    within half of it after the command's first validation.
-    """
+    """Most seconds to a kill. Every other kill counts them from the start of the command, Ray's own start included. The others come
+    within half as many after the command's first new validation."""
     seed: int = 0
     """Seed of the moments of the kills."""
 
@@ -100,9 +99,8 @@ def main(argv: list[str]) -> int:
 
 
 def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> str | None:
-    """Start the command, and kill all of its processes so many seconds after its start or, ``training``, its first new validation.
-    Returns where the sweep then stood; None when it was over before. Raises AssertionError where it ended by itself and failed.
-    """
+    """Start the command, and kill all of its processes ``seconds`` after its start or, if ``training``, its first new validation.
+    Returns the trials' states then; None if the sweep was over before. Raises AssertionError if it failed by itself."""
     folder = Path(command[command.index("--root") + 1]) / command[-1]
     before = validations(folder)
     with open(log, "w") as file:
@@ -124,7 +122,7 @@ def validations(folder: Path) -> int:
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """SIGKILL to the driver and to what it has started; Ray's processes stand in sessions of their own."""
+    """Send SIGKILL to the driver and to the processes it has started; those of Ray are in sessions of their own."""
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, f"it was not killed, but ended with status {process.returncode}"

@@ -1,11 +1,11 @@
-"""How a sweep's driver bears many trials: its time and memory for each, the replay at its end, and a large cluster kept busy.
+"""Measures a sweep's driver with many trials: its time and memory, the replay at its end, and how busy a large cluster is.
 
     python -m benchmarks.tune_scale                         1,000 trials of a tiny model, two at a time: half an hour on two cores
     python -m benchmarks.tune_scale --kind sleep            trials that sleep, on a cluster that says it has 64 CPUs
 
-The trials go through the sweep's own results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy`
-is the share of the CPUs that slept, between the moment at which the last of the actors had a trial and that at which the last trial
-began. Before that the actors' processes start, 64 of them on the cores that there are: how long that took is told beside it.
+The trials go through the sweep's own results.jsonl and Tuner; those that sleep have an actor that trains nothing. `busy` is the
+share of the CPUs with a sleeping trial, from the moment when every actor has had a trial until the last trial begins. Before that
+the actors' processes start, 64 of them on the cores that there are; this time is printed, too.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tune_spaces import combine
 from tune_spaces.drawing import fields
 
 SECONDS = "TUNE_SCALE_SECONDS"
-"""In the environment of the actors: how long a trial sleeps before each of its validations."""
+"""Environment variable of the actors: seconds that a trial sleeps before each of its validations."""
 SLEPT = "TUNE_SCALE_SLEPT"
-"""And the folder in which each of them notes when its trials slept."""
+"""Environment variable of the actors: folder in which each notes when its trials slept."""
 WORDS = """
     --preset small-rec --num-workers 1 --search grid --scheduler none --baseline no --use-gpu no --tracking.backend none
     --model.layers 1 --model.recurrent-layers 1 --model.d-model 8 --model.heads 1 --model.head-dim 8 --model.mlp-dim 8
@@ -52,16 +52,16 @@ WORDS = """
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """How many trials, of which kind."""
+    """Number and kind of the trials."""
 
     kind: Literal["train", "sleep"] = "train"
     """Trials of a tiny model, or ones that sleep."""
     trials: int = 1000
-    """How many."""
+    """Number of trials."""
     cpus: int = 0
     """CPUs of the Ray session; 0 for 2, or for 64 if trials sleep."""
     seconds: float = 10.0
-    """That a trial sleeps before each of its two validations."""
+    """Seconds that a trial sleeps before each of its two validations."""
 
 
 class Sleeps(TrialActor):
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
 
 
 def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
-    """A sweep of so many trials of a tiny model, below this folder, and what it varies."""
+    """A sweep of ``trials`` trials of a tiny model below ``folder``, and the domains that it varies."""
     values = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(trials))
     place = ["--data.store", str(make_store(folder)), "--root", str(folder), "--run", "many"]
     swept = read_command([f"schedule.min_lr_ratio={values}", *shlex.split(WORDS), *place])
@@ -127,7 +127,7 @@ def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
 
 
 def planned(swept: SweepConfig, domains: dict[str, Any]) -> Sweep:
-    """Its trials, in its folder."""
+    """The sweep with its trials, planned in its folder."""
     sweep = Sweep(swept, fields(domains))
     if not open_or_plan(sweep, domains):
         sweep.write_plan("")
@@ -166,7 +166,7 @@ class Watch:
 
 
 def busy(slept: list[tuple[int, list[tuple[float, float]]]], at_once: int) -> None:
-    """``slept``: of each trial its process and its sleeps, from when to when. Raises AssertionError where a CPU had none."""
+    """Print how busy the CPUs were. ``slept``: each trial's process and sleeps. Raises AssertionError if a CPU had no trial."""
     firsts = dict[int, float]()
     for process, sleeps in slept:
         firsts[process] = min(firsts.get(process, math.inf), sleeps[0][0])

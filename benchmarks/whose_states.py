@@ -1,12 +1,12 @@
-"""Whether a model's recurrent states say something about the text that they come from.
+"""Measures whether a model's recurrent states hold something about the text that they come from.
 
     python -m benchmarks.whose_states runs/mine --split validation --blocks 10
 
 Reads the first blocks of each document, all documents side by side, and scores all blocks but the first. Before each of them the
 document's states are left as they are, exchanged for those of another document at the same place, replaced by the mean over all
-documents, or cleared. `evaluate --clear states` measures the last of these alone, which also counts what any states are worth: a
-pretrained decoder can use one more key that is always the same. Memory that is read by content is exchanged too; keys and values
-of the window stay.
+documents, or cleared. `evaluate --clear states` measures only the last case, which also counts the worth of any states: a
+pretrained decoder can use one more key that is always the same. Memory that is read by content is exchanged too; keys and values of
+the window stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Whose = Literal["own", "another's", "mean", "cleared"]
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """What is scored."""
+    """The run and the split to score."""
 
     run: tyro.conf.Positional[Path]
     """Folder of a run."""

@@ -17,7 +17,7 @@ from recur_models.protocol import IncrementalDecoder, Probe
 @dataclass(frozen=True)
 class GruConfig(ModelConfig):
     name = "gru"
-    block: int = 16  # documents begin at multiples of so many tokens
+    block: int = 16  # tokens of a block; documents begin at multiples
     width: int = 128  # each field is an option: --model.width 64
 
     def build(self, vocab_size: int) -> "Gru":

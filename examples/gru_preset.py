@@ -1,5 +1,5 @@
-"""A plug-in: the model of gru.py, which importing it registers, and a preset. The model is in a file without commands' modules, so
-that an exported folder can hold it: transformers opens it elsewhere."""
+"""A plug-in: importing it registers the model of gru.py, and adds a preset. gru.py imports no command's modules, so that an
+exported folder can hold it, and transformers can open it elsewhere."""
 
 from dataclasses import replace
 

@@ -35,7 +35,7 @@ def main(words: list[str]) -> None:
         query = read(f"{folder}/query")[1].mean(axis=0)
 
     table, vectors = read(shelf)
-    centre = vectors.mean(axis=0)  # what all passages have in common says nothing about any of them
+    centre = vectors.mean(axis=0)  # the mean of all passages says nothing about one of them
     vectors = vectors - centre
     cosines = vectors @ (query - centre) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query - centre)
     data = json.loads(Path(args.run, "config.json").read_text())["data"]
@@ -50,7 +50,7 @@ def main(words: list[str]) -> None:
 
 
 def read(folder: str) -> tuple[pyarrow.Table, np.ndarray]:
-    """What pipelines.embed wrote: a row for each passage, and the vectors [passages, width]."""
+    """The table that pipelines.embed wrote, a row for each passage, and its vectors, float32 [passages, width]."""
     table = pyarrow.dataset.dataset(folder, format="arrow").to_table()
     return table, np.array(table["embedding"].to_pylist(), dtype=np.float32)
 

@@ -1,10 +1,10 @@
-"""Asks models for the names of test documents of the corpus `names`: shares that are right, by the distance to the question.
+"""Asks models for the names in test documents of the corpus `names`, and gives the shares of right answers at one distance.
 
     store = SegmentStore.open("runs/store", "names", "test")
     ask(model_of(find_checkpoint("runs/recall-delta")), store, distance=10).names         # 1.0 where it knows all
 
 A model reads line by line, each line a segment of its own, so that State is all that crosses from line to line. Names are read off
-under teacher forcing: one is right when all four letters have the highest logit.
+under teacher forcing: a name is right when each of its four letters has the highest logit.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from recur_models import RECURRENT, RecurrentModel, State, clear
 
 @dataclass(frozen=True)
 class Recall:
-    """How one model did at one distance: shares of all documents, 0 … 1."""
+    """Right answers of one model at one distance, as shares from 0 to 1."""
 
     names: float
-    """All four letters right."""
+    """Share of documents with all four letters right."""
     letters: float
     names_cleared: float | None = None
-    """The same with the recurrent states cleared just before the question; None where the model has none."""
+    """``names`` with the recurrent states cleared just before the question; None if this was not asked."""
     letters_cleared: float | None = None
 
 
 @torch.no_grad()
 def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
-    """The letters that the model would write in the last line, [B, 4]: read line by line, the State carried between them."""
+    """The letters that the model would write in the last line, [B, 4]. It reads line by line, and carries the State along."""
     initial = model.initial_state(len(inputs_BT))
     *lines, last = inputs_BT.split(LINE, dim=1)
     state: State | None = None
@@ -49,7 +49,8 @@ def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -
 
 
 def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool = True) -> Recall:
-    """Ask the test documents of this distance. ``cleared``: ask once more with the recurrent states cleared, where there are some.
+    """Ask for the names in the test documents of this distance. ``cleared``: ask again without recurrent states, if the model has
+    some.
 
     Raises UserError for a store without such documents.
     """

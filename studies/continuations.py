@@ -3,9 +3,9 @@
     python -m pipelines.continuations runs/mine
     python -m pipelines.continuations runs/gpt2-rec --split validation --places 8 --blocks 1
 
-At a block's start the window is emptied: what the model then writes, always the likeliest token, it can know from its recurrent
-State alone. Beside it stand the text's own continuation, and what the model writes without any State. The table goes to the
-terminal, and as Markdown and JSON into a folder and into MLflow.
+At a block's start the window is emptied, so that only the recurrent State still knows the context. The model then writes the
+likeliest token each time. Beside this continuation stand the document's own, and the model's without any State. The table goes to
+the terminal, and as Markdown and JSON into a folder and into MLflow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ContinuationsConfig:
     places: int = 4
     """Places to continue, spread over as many documents as possible."""
     new_tokens: int = 80
-    """Tokens to write at each."""
+    """Tokens to write at each place."""
     blocks: int = 0
     """Blocks to read before a place (windows of a GPT-2); 0 reads its document from the first token."""
     split: str = "test"
@@ -65,7 +65,7 @@ class ContinuationsConfig:
 
     @property
     def chosen(self) -> str:
-        """In a report's name: which checkpoint is read, and the options of what is read and written, if not the default."""
+        """Part of a report's name: the checkpoint and the options of reading and writing, where they differ from the defaults."""
         parts: list[str] = [] if self.checkpoint == "newest" else [self.checkpoint]
         for name in ("places", "new_tokens", "blocks", "seed"):
             if getattr(self, name) != getattr(type(self), name):
@@ -74,7 +74,7 @@ class ContinuationsConfig:
 
 
 def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) -> list[tuple[int, int]]:
-    """Documents, and the block's start in each where it is continued; begin-of-document is its token 0. Raises UserError."""
+    """Places to continue: a document's number and a token at a block's start; token 0 is begin-of-document. Raises UserError."""
     least = max(config.blocks, 1)
     most = (lengths + 1 - config.new_tokens) // block  # blocks before the last place
     documents = np.flatnonzero(most >= least)
@@ -103,7 +103,7 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
 def passages_of(
     checkpoint: Snapshot, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
 ) -> list[Passage]:
-    """Raises UserError where the model has no recurrent State, or no document is long enough."""
+    """The continued passages. Raises UserError if the model has no recurrent State, or if no document is long enough."""
     import torch  # seconds, and not before there is something to continue
 
     from pipelines.training.scoring import has_states
@@ -168,7 +168,7 @@ def main(argv: list[str]) -> None:
 
 
 def track(config: ContinuationsConfig, checkpoint: Snapshot, run: RunFolder | None, paths: list[Path]) -> None:
-    """The report's files in a run of their own in MLflow, by default where the run itself is."""
+    """Log the report's files to an MLflow run of their own, by default on the server of the model's run."""
     tracker = Tracker.start(
         *tracking_of(checkpoint, run, config.tracking),
         run_folder=paths[0].parent,

@@ -1,4 +1,4 @@
-"""Passages, their text's own continuation and a model's: on a terminal, as Markdown and as JSON. No torch, no mlflow.
+"""Reports on passages that a model and their own text continue: for a terminal, as Markdown and as JSON. No torch, no mlflow.
 
 paths = write_continuations(passages, "mine, step 2,000, on text/test", Path("runs/reports/continuations-mine"))
 Console(markup=False).print(continuations_table(passages))
@@ -18,7 +18,7 @@ from pipelines.reports.files import save
 from pipelines.terminal.output import printable
 
 SHOWN = 400
-"""Characters of a context that are shown, its last ones; the JSON has them all."""
+"""Number of a context's last characters that are shown; the JSON has all characters."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Passage:
 
     document: str
     token: int
-    """The first one of the continuations, counted from 0."""
+    """Position of the continuations' first token in the document, counted from 0."""
     context: str
     """The text that was read before it."""
     true: str
@@ -35,9 +35,9 @@ class Passage:
     seen: str
     """The model's text with the context's recurrent State and an empty window."""
     unseen: str
-    """The same without the recurrent State."""
+    """The model's text without the recurrent State."""
     bits_seen: float
-    """Per token of the true continuation."""
+    """Bits per token of the true continuation, with the recurrent State."""
     bits_unseen: float
 
 
@@ -50,7 +50,7 @@ HEADINGS = {
 
 
 def summary(passages: Sequence[Passage]) -> str:
-    """One sentence of metrics."""
+    """Mean bits per token with and without State, and the number of equal texts, in a sentence."""
     seen, unseen = (
         sum(bits) / len(passages) for bits in zip(*((p.bits_seen, p.bits_unseen) for p in passages), strict=True)
     )

@@ -25,7 +25,7 @@ class Continued:
     """The text that is written from one State."""
 
     ids: list[int]
-    """The likeliest token each time."""
+    """Ids of the written tokens, the likeliest one each time."""
     bits_per_token: float
     """Bits per token of the text's own continuation, without its first token, which the context's window predicts."""
 
@@ -47,7 +47,7 @@ def continued(
     Args:
         text_N: int64, on the model's device: begin-of-document, and a document with at least ``count`` tokens from ``start`` on.
         start: a multiple of the block.
-        blocks: how many are read before it; 0 means all.
+        blocks: number of blocks to read before ``start``; 0 means all.
     """
     decoder = model.incremental_decoder()
     initial = model.initial_state(1)

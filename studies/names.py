@@ -1,7 +1,8 @@
-"""A name is asked for many windows later: `python -m pipelines.train recall-delta`, on the corpus `names`.
+"""Presets for the corpus `names`, which asks for a name many windows later: `python -m pipelines.train recall-delta`.
 
-Every model of the papers, and today's mixers, with about 167,000 parameters, embeddings included, and windows of a line.
-studies/asking.py asks them; benchmarks/recall.py compares models over the distance, and `paper today table-1` has all of them.
+There is one for every model of the papers and today's mixers, with about 167,000 parameters, embeddings included, and windows of a
+line. studies/asking.py asks them; benchmarks/recall.py compares models over the distance, and `paper today table-1` has all of
+them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ MODELS: dict[str, ModelSettings] = {
     "delta-window": MixersConfig(layers=("delta", "window"), mlp_dim=292, **MIXER),
     "mamba2-window": MixersConfig(layers=("mamba2", "window"), mlp_dim=270, **MAMBA2),
 }
-"""By name; mixers have two layers, with States of one size."""
+"""Models by name; the mixers have two layers each, and States of equal size."""
 TRAINING = TrainConfig(
     model=MODELS["rec"],
     data=DataConfig(corpus="names", lanes=16, segment_length=256),

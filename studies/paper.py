@@ -43,7 +43,7 @@ METADATA = (
     "all subjects"
 )
 OWN = ("run", "root", "seed", "data.store", "data.corpus")
-"""Fields that a training has from the table, and from options of their own."""
+"""Fields that the table sets, or an option of its own: `--set` refuses them."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,14 @@ class PaperConfig:
     scale: Scale = "tiny"
     """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
     seeds: tuple[int, ...] = (0,)
-    """A training of each row for each; error bars are over them."""
+    """Seeds: each row is trained once with each; error bars are over them."""
     rates: tuple[float, ...] = ()
     """Learning rates to try with the first seed, as 2e-3 4e-3 8e-3: in each row and column the best on validation counts. By
     default all have their presets'."""
     only: tuple[str, ...] = ()
     """Rows whose label has one of these words in it; by default all."""
     columns: tuple[str, ...] = ()
-    """The same of the columns; those of a picture's x and of its circles' size are always there."""
+    """Columns whose name has one of these words in it; the columns of a picture's x and of its circles' size always stay."""
     root: Path = Path("runs/paper")
     """Folder of stores, runs and tables."""
     store: Path | None = None
@@ -76,7 +76,7 @@ class PaperConfig:
     """Options of a corpus, as `prepare CORPUS --help` lists them: arxiv.metadata=FILE says which papers are of Mathematics, as the
     block-recurrent paper's are. They replace those of the table; arxiv.subject= with no value reads the papers of all subjects."""
     corpus: str = ""
-    """Read instead of the paper's text in every column, as python-source, which every machine has."""
+    """Corpus to read instead of the paper's text in every column, such as python-source, which every machine has."""
     split: str = ""
     """Split to read in place of every column's own, such as validation if the test split is long compared with the training."""
     set: tuple[str, ...] = ()
@@ -84,11 +84,11 @@ class PaperConfig:
     at_once: int = 2
     """Trainings side by side; at scale paper 1."""
     train: bool = True
-    """Whether to train what is not there; else what is there is shown."""
+    """Whether to train the missing runs; otherwise only finished results are shown."""
     dry_run: bool = False
     """Say what would be run and what it costs, and end."""
     flop_rate: float = 0.0
-    """FLOP/s that costs are reckoned with; 0 times two steps of each training that is small, and takes 1.25e14 for the others."""
+    """FLOP/s for the estimates of costs; 0 times two steps of each small training, and takes 1.25e14 for the others."""
 
     def __post_init__(self) -> None:
         for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
@@ -118,7 +118,7 @@ class PaperConfig:
             raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
 
     def check_option(self, given: str) -> None:
-        """Raises UserError where ``given`` is no option of a corpus with its value."""
+        """Raises UserError unless ``given`` is an option of a corpus with its value, such as arxiv.subject=math."""
         corpus, name, value = option_of(given)
         if "=" not in given or not corpus or not name:
             raise UserError(f"--options {given}: write a corpus, its option and a value, as in arxiv.subject=math")
@@ -131,7 +131,7 @@ class PaperConfig:
             raise UserError(f"--options {given}: {corpus} has no option {name!r}: {nearest(name, known)}")
 
     def plan(self) -> Plan:
-        """What the command trains and scores: the table's rows with the options given. Raises UserError."""
+        """The trainings and evaluations of the command: the table's rows with the given options. Raises UserError."""
         sources = dict(pair.split("=", 1) for pair in self.source)
         values = {name: value_of(value) for name, value in (pair.split("=", 1) for pair in self.set)}
         stores = self.store.absolute() if self.store else None
@@ -146,19 +146,19 @@ class PaperConfig:
         return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place, self.rates)
 
     def command(self) -> str:
-        """The command that repeats it, without one machine's paths and without credentials."""
+        """The command that makes the table again, without this machine's paths and without credentials."""
         words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds), *self.asked()]
         return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
 
     def name(self) -> str:
-        """The folder of the table: what was asked for, so that no other choice of rows, data or settings is replaced."""
+        """Name of the table's folder, made from the options, so that each choice of rows, data and settings has its own."""
         seeds = ["seeds", *map(str, self.seeds)] if self.seeds != (0,) else []
         words = [self.paper, self.table, self.scale, *seeds, *self.asked()]
         readable = (re.sub(r"[^\w.=,+]+", "-", without_credentials(word)).strip("-") for word in words)
         return cli.file_name("-".join(filter(None, readable)))
 
     def asked(self) -> list[str]:
-        """The options beside scale and seeds that decide what a table holds, as they are typed."""
+        """The options, as typed, that decide the content of a table, without scale and seeds."""
         words = ["--rates", *map(str, self.rates)] if self.rates else []
         for name in ("only", "columns", "corpus", "split", "set"):
             given = getattr(self, name)
@@ -178,7 +178,7 @@ def option_of(given: str) -> tuple[str, str, str]:
 
 
 def check_weights(plan: Plan, dry_run: bool) -> None:
-    """Raises UserError where trainings are to begin with pretrained weights and none are named; a dry run says so."""
+    """Raises UserError if trainings begin with pretrained weights and none are named; a dry run only prints a note."""
     remedy = "--set model.pretrained=FOLDER names them, and model.pretrained=none trains untrained ones"
     for training in plan.trainings(prepared=False):
         try:
@@ -192,7 +192,7 @@ def check_weights(plan: Plan, dry_run: bool) -> None:
 
 
 def prepare(plan: Plan, train: bool) -> None:
-    """Prepare what is missing and can be had, and say of the rest how. Raises UserError where there is nothing to train on."""
+    """Prepare missing stores whose source is known, and print commands for the rest. Raises UserError if nothing can be read."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
     jobs = {data: plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)}
     told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
@@ -215,7 +215,7 @@ def prepare(plan: Plan, train: bool) -> None:
 
 
 def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
-    """Trainings that are left, and their cost."""
+    """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
     seconds = 0.0
@@ -255,7 +255,7 @@ def main(argv: list[str]) -> int:
         show_costs(plan, True, config.flop_rate, at_once)
         failed = plan.make(at_once, folder)
     results = plan.results(config.command())
-    if not results.facts:  # nothing that it could be of
+    if not results.facts:  # no cell has an evaluation
         remedy = f"see {plan.place.log(failed[0].name)}" if failed else "leave out --no-train"
         raise UserError(f"no training of {plan.name} is done below {config.root}: {remedy}")
     paths = [*results.write(folder), *plan.pages(folder)]

@@ -1,8 +1,8 @@
-"""The state-tracking tasks at a size that a CPU trains: `python -m pipelines.train tiny-walk-staircase`.
+"""Presets for the state-tracking tasks at a size that a CPU trains: `python -m pipelines.train tiny-walk-staircase`.
 
-Every model of the papers, and today's mixers, with about 50,000 parameters beside its embeddings, reading the same tokens: one
-layer where a model is recurrent, two where depth is all it has. benchmarks/state_tracking.py prepares the tasks, trains all and
-compares them.
+There is one for every model of the papers and today's mixers. Each has about 50,000 parameters beside its embeddings, and reads the
+same tokens. Recurrent models have one layer, models that only have depth have two. benchmarks/state_tracking.py prepares the tasks,
+trains all and compares them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ BARE: dict[str, Any] = {"decays": False, "output_gate": False, "head_norm": Fals
 
 
 def deltanet(size: int, keys: int, negative: bool) -> MixersConfig:
-    """One layer of the bare delta rule, with heads of this size and so many keys a token, and no MLP."""
+    """One layer of the bare delta rule without an MLP; ``size``: of a head, ``keys``: of each token."""
     sizes = {"d_model": 124, "key_dim": size, "value_dim": size, "householders": keys, "mlp_dim": 0}
     return mixers(("delta",), **BARE, **sizes, negative_eigenvalues=negative)
 
 
 def two_deltanets(mlp_dim: int, keys: int, negative: bool) -> MixersConfig:
-    """Two layers of the bare delta rule, with so many keys a token."""
+    """Two layers of the bare delta rule; ``keys``: of each token."""
     sizes = {"key_dim": 24, "value_dim": 24, "householders": keys, "mlp_dim": mlp_dim}
     return mixers(("delta",) * 2, **BARE, **sizes, negative_eigenvalues=negative)
 
@@ -92,7 +92,7 @@ MODELS: dict[str, ModelSettings] = {
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
     "mamba2-window": mixers(("mamba2", "window"), mlp_dim=68),
 }
-"""By name; block-recurrent's have windows of 8 tokens and as many states."""
+"""Models by name; those of the block-recurrent paper have windows of 8 tokens and, if recurrent, 8 states."""
 
 TWO_KEYS: dict[str, Any] = {"householders": 2, "key_dim": 12, "mlp_dim": 12}
 MODELS_FOR_RECALL = MODELS | {
@@ -106,25 +106,25 @@ MODELS_FOR_RECALL = MODELS | {
     "rwkv7": mixers(("rwkv7",) * 2, mlp_dim=42),
     "delta-window": mixers(("delta", "window"), mlp_dim=60),
 }
-"""The same, with two layers of the mixers and the gates and convolutions of their papers: a value stands behind its key, and one
-layer without a convolution cannot join the two."""
+"""Models by name for recall: mixers have two layers, and the gates and convolutions of their papers. A value stands behind its key,
+and one layer without a convolution cannot join the two."""
 MODELS_FOR_STEPS = MODELS_FOR_RECALL | {
     "delta": two_deltanets(62, keys=1, negative=False),
     "delta-negative": two_deltanets(62, keys=1, negative=True),
     "delta-two-positive-keys": two_deltanets(28, keys=2, negative=False),
     "delta-two-keys": two_deltanets(28, keys=2, negative=True),
 }
-"""The same with the bare delta rule, for tasks where a step depends on an earlier one, as a walk's cell on its heading: the first
-layer follows that for the second."""
+"""Models by name for tasks where a step depends on an earlier one, as a walk's cell on its heading. They have two layers of the
+bare delta rule: the first follows the heading for the second."""
 
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """How a task is read in training."""
+    """Settings of a task's trainings."""
 
     corpus: str
     steps: int
-    """Each has 4,096 tokens."""
+    """Training steps, of 4,096 tokens each."""
     models: Mapping[str, ModelSettings] = field(default_factory=lambda: MODELS)
     segment_length: int = 64
 
@@ -143,14 +143,14 @@ TASKS: dict[str, TaskTraining] = {
     "permutation-a5": TaskTraining("permutation", 8000),
     "permutation-s5": TaskTraining("permutation", 8000),
 }
-"""Tasks by their word in a preset's name."""
+"""Tasks by the word for them in a preset's name."""
 
 
 def tiny(task: str, name: str) -> TrainConfig:
-    """The model of this name on this task.
+    """The preset of this model on this task.
 
-    A staircase of two passes over chunks of one token learns no programs in as many steps: of chunks and passes (1, 4), (4, 4),
-    (8, 4), (4, 6) and (4, 8) it has those with the fewest errors on validation.
+    A staircase of two passes over chunks of one token learns no programs in as many steps. So on `algorithm` it has chunks of 4 and
+    6 passes: of (1, 4), (4, 4), (8, 4), (4, 6) and (4, 8) these have the fewest errors on validation.
     """
     training = TASKS[task]
     model = training.models[name]

@@ -1,4 +1,4 @@
-"""Two passes over one split, or more, token by token: where and at which words one model is better than the other.
+"""Compares two or more passes over one split token by token: where, and at which words, one model is better than another.
 
 comparison.facts, comparison.rows, comparison.distance_rows      # the metrics, the words of the largest gains, the distances
 """
@@ -19,16 +19,16 @@ from pipelines.tracking.chance import edges_of, paired
 from studies.words import Words, around, by_distance, rare, tokens_of, top, where
 
 HUNDREDTHS = 100
-"""Parts of a document, of each of which a mean is taken."""
+"""Number of parts into which a document is cut, to take the mean of each."""
 WRITTEN = 1000
-"""Documents whose means are written, the longest."""
+"""Number of documents whose means are written: the longest ones."""
 COLUMNS = ("document", "token", "word", "gain", "last_seen", "where", "name", "text", "from", "to", "words")
-"""Columns of the tables beside those of the models: no model can have such a name."""
+"""Columns of the tables besides the models' own: no model can have one of these names."""
 
 
 @dataclass(frozen=True)
 class TokenComparison:
-    """Two passes over one split, or more."""
+    """Two or more passes over one split."""
 
     names: tuple[str, ...]
     """Names of the passes: first the one to compare with, last the one to look at. Those between join the study of distances."""
@@ -36,7 +36,7 @@ class TokenComparison:
     titles: Sequence[str]
     """The documents' titles."""
     lengths: Sequence[int]
-    """Their tokens."""
+    """Tokens of each document."""
     tokens: Callable[[int], np.ndarray]
     """Ids [T] of a document."""
     nats: Callable[[int], Sequence[np.ndarray]]
@@ -46,17 +46,17 @@ class TokenComparison:
     window: int
     """Tokens that the models see without recurrence."""
     segment: int
-    """Tokens after which State is cleared, or would be."""
+    """Tokens of a segment, after which State is cleared in a pass that clears it."""
     cut: int
-    """The token before which it is cleared instead; 0 for none."""
+    """Token of a document before which State is cleared instead; 0 clears at segments."""
     shown: int
-    """The document whose text is on the page, and"""
+    """Number of the document whose text is on the page."""
     shown_tokens: int
-    """how many tokens of it at most."""
+    """Tokens of this text on the page, at most."""
     count: int = 40
-    """Words in the table; or"""
+    """Words in the table, unless ``of_each`` is set."""
     of_each: int = 0
-    """so many of each document."""
+    """Words of each document in the table; 0 uses ``count``."""
     by: Literal["word", "token"] = "word"
     """Whether the table has words, or tokens of words."""
     common: int = 1000
@@ -68,15 +68,13 @@ class TokenComparison:
         return self.names[0], self.names[-1]
 
     def both(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """The nats of these two."""
+        """Losses of the pair over a document, in nats, float32 [T] each."""
         nats = self.nats(document)
         return nats[0], nats[-1]
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The metrics over all documents, for which all losses are read: bits per token of each pass, and shares among the top
-        words.
-        """
+        """Metrics over all documents, from all losses: bits per token of each pass, and shares among the top words."""
         sums = np.zeros(len(self.names))
         tokens = 0
         edges = edges_of(np.concatenate([[0], np.cumsum(self.lengths)]))
@@ -115,15 +113,15 @@ class TokenComparison:
 
     @cached_property
     def best(self) -> Words:
-        """Those by which the last pass is better than the first, the most first; of each document so many, where it says so."""
+        """Words that the last pass predicts better than the first, the largest gain first; ``of_each``: at most so many a
+        document."""
         most = self.of_each or self.count
         joined = Words.join([top(found, most) for found in self.ranked])
         return top(joined, len(joined) if self.of_each else self.count)
 
     def gains(self, document: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the hundredths of a document begin and end, int64 [P + 1], and the nats by which the last pass is better, of each
-        the mean [P]. A short document has one of each token.
-        """
+        """Bounds of a document's hundredths, int64 [P + 1], and the mean gain of the last pass in each, in nats [P]. A document of
+        fewer than 100 tokens has one for each token."""
         first, second = self.both(document)
         bounds = np.linspace(0, len(first), min(len(first), HUNDREDTHS) + 1).astype(np.int64)
         gain = first.astype(np.float64) - second
@@ -131,12 +129,12 @@ class TokenComparison:
         return bounds, means
 
     def longest(self, count: int) -> list[int]:
-        """So many documents, in their order."""
+        """Numbers of the ``count`` longest documents, in ascending order."""
         return sorted(np.argsort(self.lengths, kind="stable")[::-1][:count].tolist())
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
-        """One for each of the words by which the last pass is better than the first, the most first."""
+        """Rows of the words in ``best``, the largest gain first."""
         best = self.best
         (base, better) = self.pair
         rows = []
@@ -167,7 +165,7 @@ class TokenComparison:
         return by_distance(self.words.at(rare(self.words, self.common)))
 
     def place(self, before: int, offset: int) -> str:
-        """`where` a word stood last."""
+        """The place where a word stood last, in the words of `where`."""
         begins = 0
         if not self.cut:
             begins = offset // self.segment * self.segment
@@ -186,7 +184,7 @@ class TokenComparison:
         return rows
 
     def difference(self) -> str:
-        """By how much the last pass needs more bits per token than the first, and whether that is more than chance."""
+        """Bits per token of the last pass less the first's, and whether that is more than chance, as text."""
         first, *_, last = self.facts["bits_per_token"]
         found = self.facts["difference"]
         told = f"{last - first:+.4f}"

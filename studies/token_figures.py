@@ -1,4 +1,4 @@
-"""The pictures of a comparison token by token: over position, in one document and in several, and over distance."""
+"""Pictures of a token-by-token comparison: over position, in one document and in several, and over distance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipelines.terminal.tables import short
 from studies.token_comparison import TokenComparison
 
 PANELS = 12
-"""Documents in the picture of several, the longest."""
+"""Number of documents that `plot_documents` draws: the longest ones."""
 
 
 def plot_position(comparison: TokenComparison, path: Path) -> Path:
-    """Figures 4 and 5 of the block-recurrent paper: the difference of each token of the shown document over its position, and their
-    mean over a hundredth of it.
+    """Draw each token's difference over its position in the shown document, and the means over hundredths of it, as Figures 4 and 5
+    of the block-recurrent paper do.
     """
     (first, second) = comparison.both(comparison.shown)
     (base, better) = briefly(comparison.pair).values()
@@ -46,7 +46,7 @@ def _centres(bounds: np.ndarray) -> np.ndarray:
 
 
 def plot_documents(comparison: TokenComparison, path: Path) -> Path:
-    """The difference over position in each of the longest documents, those of Figures 4 and 5 side by side."""
+    """Draw the difference over position in each of the longest documents, side by side, in the way of Figures 4 and 5."""
     chosen = comparison.longest(PANELS)
     figure = Figure(figsize=(9, 1.7 * math.ceil(len(chosen) / 3) + 0.6), layout="constrained")
     panels = figure.subplots(math.ceil(len(chosen) / 3), 3, sharey=True, squeeze=False).flat

@@ -5,9 +5,9 @@
     losses = TokenLosses.open(path, key)                      # None where there is no whole file of this key
     losses.column("nats", document=3)                         # float32 [tokens], of one document
 
-Memory does not grow with a document: tokens are kept where they stand in the split, in a file that is mapped. The Arrow file gets
-its name once all is in it, and beside it stands its checksum. Damaged files, and those made from something else, count as
-missing. Unfinished work stays in a folder named by its key, and the next command resumes it.
+Memory does not grow with a document: each token's loss has its place in a memory-mapped file. The Arrow file gets its name once it
+is complete, and its checksum stands beside it. Damaged files, and those made from something else, count as missing. Unfinished work
+stays in a folder named by its key, and the next command resumes it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch: seconds
     from pipelines.training.reading import Kept, Segment, Shard
 
 WORKING = ".token-losses-"
-"""How the name begins of a folder in which a file is made."""
+"""Prefix of the name of a folder in which a file is made."""
 ROWS = 65_536
 """Rows of a record batch, at most; each batch is of one document."""
 SCHEMA = pa.schema(
@@ -47,11 +47,11 @@ class TokenLosses:
 
     path: Path
     ranges: Mapping[int, tuple[int, int]]
-    """Record batches, first and last and one, of each document."""
+    """Record batches of each document: the first one, and the one after its last."""
 
     @classmethod
     def open(cls, path: Path, key: Mapping[str, Any]) -> TokenLosses | None:
-        """The file's losses if it is whole and was made from this; else None."""
+        """The file's losses if it is whole and has this key; else None."""
         try:
             record = json.loads(cls._record(path).read_text("utf-8"))
             if record["key"] != dict(key) or record["xxh3"] != Place.parse(path).xxh3():
@@ -63,11 +63,11 @@ class TokenLosses:
     @classmethod
     @contextmanager
     def make(cls, path: Path, store: SegmentStore, key: Mapping[str, Any]) -> Iterator[Path]:
-        """A file, float32 [tokens of the split], that gets the nats of each; the Arrow file is written where the block ends without
-        an error. Other files that a resume needs may stand beside it.
+        """Yield a file for the nats of each token, float32 [tokens of the split]. When the block ends without an error, the Arrow
+        file is written. Other files that a resume needs may stand beside the yielded one.
 
         Args:
-            key: what it is made of, in JSON's values: of another key it is made anew.
+            key: JSON values that identify the losses: with another key the file is made anew.
         """
         folder = path.parent / (WORKING + digest(dict(key)))
         starts = np.concatenate([[0], np.cumsum(store.lengths)])
@@ -118,9 +118,9 @@ class TokenLosses:
 
 @contextmanager
 def token_nats(file: Path, lengths: np.ndarray, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
-    """A sink that puts the nats of each token where it stands in the split, into a file, float32 [tokens of the split].
+    """A sink that writes the nats of each token to its place in a file, float32 [tokens of the split].
 
-    ``lengths``: int64, those of all its documents.
+    ``lengths``: int64, the tokens of each document of the split.
     """
     before = np.cumsum(lengths) - lengths
     nats_T = np.memmap(file, np.float32, "r+")

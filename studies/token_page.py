@@ -1,4 +1,4 @@
-"""Models on the same text, token by token, on one page: an HTML file that needs nothing beside itself, pictures and tables.
+"""Writes a token-by-token comparison of models: one HTML file that needs no other, and its pictures and tables.
 
 paths = write_pages(comparison, folder)     # tokens.html, position.png, documents.png, distance.png, words.csv, …
 """
@@ -23,7 +23,7 @@ from studies.token_figures import plot_distance, plot_documents, plot_position
 from studies.words import pieces_of
 
 STEPS = (0.25, 1.0, 2.0, 4.0)
-"""Nats of difference from which a token's colour is one stronger."""
+"""Differences in nats from which a token's colour is one step stronger."""
 
 
 def coloured(comparison: TokenComparison) -> str:
@@ -35,7 +35,7 @@ def coloured(comparison: TokenComparison) -> str:
     held = 0.0
     for text, gain in zip(pieces_of(comparison.write, ids.tolist()), (first - second).tolist(), strict=True):
         held += gain
-        if text is not None:  # of a character of several tokens, what all of them gain
+        if text is not None:  # if a character has several tokens, the sum of their gains
             written.append(text)
             gains.append(held)
             held = 0.0
@@ -48,7 +48,7 @@ def coloured(comparison: TokenComparison) -> str:
 
 
 def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
-    """The whole page."""
+    """The page as HTML."""
     base, better = map(html.escape, comparison.pair)
     facts = comparison.facts
     about = ("Difference over position", *["In each document"] * (len(pictures) > 2), "Cost over distance")
@@ -111,8 +111,8 @@ def _distance_table(comparison: TokenComparison) -> str:
 
 
 def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
-    """tokens.html, position.png, of several documents documents.png, distance.png, words.csv, distances.csv and positions.csv, each
-    atomically. Returns their paths."""
+    """Write tokens.html, position.png, documents.png for several documents, distance.png, words.csv, distances.csv and
+    positions.csv, each atomically. Returns their paths."""
     (folder / "documents.png").unlink(missing_ok=True)  # of another comparison
     pictures = [
         plot_position(comparison, folder / "position.png"),
@@ -132,7 +132,7 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
 
 
 def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """The distances, a column for each model's mean and for its standard error."""
+    """Rows of distances.csv, with a column for each model's mean and one for its standard error."""
     return [
         {
             **{key: row[key] for key in ("from", "to", "words")},

@@ -4,10 +4,10 @@
     python -m pipelines.tokens runs/demo-rec                             one model: its recurrent states cleared, against carried
     python -m pipelines.tokens runs/demo-slide runs/demo-rec --clear states      both: in the study of distances there are three
 
-The block-recurrent paper's section 4.6 and Appendix G: what each token of each document costs (Arrow files, made once), over
-position; the words with the most gain, the text around them and how far back they stood last; and what rare words cost over that
-distance. On one page that needs nothing beside it, tokens.html. `--clear` says what of the State is cleared, and where does
-`--segment-length`, `--clear-every` or `--clear-at`.
+It follows the block-recurrent paper's section 4.6 and Appendix G. Each token's cost goes to Arrow files, which are made once. One
+page, tokens.html, shows the costs over position. It lists the words with the largest gain, the text around them, and how far back
+they stood last. It also shows the cost of rare words over that distance. `--clear` chooses the part of the State that is cleared;
+`--segment-length`, `--clear-every` or `--clear-at` choose the places.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Pass:
     target: EvaluationTarget
     clearing: Literal["nothing", "states", "everything"]
     every: int = 0
-    """Blocks, and"""
+    """Blocks after which State is cleared, if not at each segment."""
     at: int = 0
-    """a token: where State is cleared, if not at each segment."""
+    """Token before which State is cleared, if not at each segment."""
 
     def key(self) -> dict[str, Any]:
-        """All that decides the losses, in JSON's values. Lanes change no more than the last bits."""
+        """JSON values of all that decides the losses. Lanes are left out: they change no more than the last bits."""
         where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
         where = where if self.every or self.at else {"segment": self.target.segment_length, "aligned": True}
         cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
@@ -100,7 +100,7 @@ class Pass:
         return {"model": model, "weights": weights, "store": self.target.store.manifest.fingerprint, **cleared}
 
     def losses(self, folder: Path, workers: int | None) -> TokenLosses:
-        """Those that are there, or made now, by so many processes; by default as many as it is worth."""
+        """The losses in ``folder``, or made now by ``workers`` processes; None takes as many processes as the work is worth."""
         path = folder / f"{cli.file_name(self.name)}.arrow"
         found = TokenLosses.open(path, self.key())
         if found:
@@ -135,7 +135,7 @@ class Pass:
 
 
 def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pass]:
-    """Raises UserError where they cannot be compared."""
+    """The passes to compare. Raises UserError if the targets cannot be compared."""
     last = targets[-1]
     for target in targets:
         if target.store.labelled:
@@ -165,7 +165,7 @@ def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pas
 
 
 def check_has_states(target: EvaluationTarget) -> None:
-    """Raises UserError where there are none to clear."""
+    """Raises UserError if the model has no recurrent states to clear."""
     from pipelines.training.scoring import carries_states  # imports torch: seconds
 
     if not carries_states(target.model, target.checkpoint.meta["vocab_size"]):
@@ -173,7 +173,7 @@ def check_has_states(target: EvaluationTarget) -> None:
 
 
 def apart(passes: list[Pass]) -> list[Pass]:
-    """The same, with a number where a name is another one's or that of a column, as files and tables are called by them."""
+    """The passes with unique names, for files and tables: a number is added to a name that a pass before it or a column has."""
     taken = set(COLUMNS)
     found = list[Pass]()
     for reading in passes:
@@ -185,7 +185,7 @@ def apart(passes: list[Pass]) -> list[Pass]:
 
 
 def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
-    """The numbers of the documents to report on, in their order: all, or so many of those with tokens.
+    """The numbers of the documents to report on, in their order: all, or ``--documents`` of those with tokens.
 
     Raises UserError where the document to show is none of them.
     """
@@ -205,7 +205,7 @@ def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
 
 
 def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
-    """The passes over the split, and its words."""
+    """The comparison of the passes, with the words of the split; missing losses are made first."""
     last = passes[-1]
     store = last.target.store
     model = last.target.model
@@ -297,7 +297,7 @@ def main(argv: list[str]) -> None:
 def track(
     config: TokensConfig, targets: list[EvaluationTarget], comparison: TokenComparison, folder: Path, paths: list[Path]
 ) -> None:
-    """A run of its own in MLflow, with the page and the pictures."""
+    """Log metrics, page and pictures to an MLflow run of their own."""
     last = targets[-1]
     facts = comparison.facts
     tracker = Tracker.start(

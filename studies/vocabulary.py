@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
 
 
 def trained(asked: list[Tokenizer | TokenizerTraining], config: VocabularyConfig, console: Console) -> list[Tokenizer]:
-    """The tokenizers themselves; those to be trained are trained on the train split, which is read for it once."""
+    """The tokenizers. Those that need training are trained on the train split, which is read only once."""
     scan: SplitScan | None = None
     made: list[Tokenizer] = []
     for one in asked:

@@ -1,11 +1,11 @@
-"""Words of a split with what they cost each model: what a model that looks further back is better at.
+"""The words of a split with their cost for each model: at which of them is a model better that looks further back?
 
     words = words_of(writing_of(tokenizer), tokens, [nats_a, nats_b])     # of one document
-    best = top(words, count=20)                                           # where b costs least against a
+    best = top(words, count=20)                                           # the largest gains of b over a
 
-A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is theirs. A character of several
-tokens is written by the last of them. A name is a word with a capital letter whose small form stands nowhere in the document more
-often (block-recurrent paper, section 4.6: what long context is used for). Letters: T tokens · N words · M models.
+A word is a run of letters, digits and underscores, with all tokens that end in it; its cost is their sum. A character of several
+tokens is written by the last of them. A name begins with a capital letter, and its small form is less frequent in the document
+(block-recurrent paper, section 4.6: what long context is used for). Letters: T tokens · N words · M models.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from pipelines.reports.characters import BYTES
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""How a token reads that is a part of a letter's bytes."""
+"""Text of a token that holds only a part of a letter's bytes."""
 WORD = re.compile(r"\w+")
 AROUND = 80
-"""Characters of text on each side of a word that is shown."""
+"""Characters of text that are shown on each side of a word."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +33,28 @@ class Words:
     """The words of one document, or of several behind each other."""
 
     text_N: np.ndarray
-    """object: as they are written."""
+    """object: the words as written."""
     document_N: np.ndarray
-    """int32."""
+    """int32: number of the document."""
     offset_N: np.ndarray
-    """int64: the first token."""
+    """int64: position of the first token in the document."""
     tokens_N: np.ndarray
-    """int32: how many."""
+    """int32: number of tokens."""
     before_N: np.ndarray
-    """int64: tokens from the first token of the word's last occurrence in the document to this one, 1 where that is the same; 0
-    where there is none."""
+    """int64: distance in tokens to the first token of the word's last occurrence in the document, 1 if both share a token; 0 if
+    there is none."""
     name_N: np.ndarray
-    """bool."""
+    """bool: whether the word is a name."""
     nats_MN: np.ndarray
-    """float64."""
+    """float64: cost of the word for each model."""
 
     @classmethod
     def join(cls, parts: Sequence[Words]) -> Words:
-        """Documents behind each other."""
+        """Join the words of documents, one document after another."""
         return cls(*(np.concatenate([getattr(part, field.name) for part in parts], axis=-1) for field in fields(cls)))
 
     def at(self, chosen: np.ndarray) -> Words:
-        """These of them, by index or mask [N]."""
+        """The chosen words, by index or mask [N]."""
         return Words(*(getattr(self, field.name)[..., chosen] for field in fields(self)))
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ def pieces_of(write: Callable[[Sequence[int]], str], tokens: Sequence[int]) -> l
         held = (*held, token)
         pieces.append(None)
         while held and (UNKNOWN not in text_of(held) or len(held) == BYTES):
-            # Bytes that are no character are written as one that says so, and a character may begin behind them.
+            # Bytes that are no character are written as UNKNOWN, and a character may begin behind them.
             cut = next(filter(ends_a_character, range(1, len(held))), len(held))
             pieces[cut - len(held) - 1] = text_of(held[:cut])
             held = held[cut:]
@@ -90,7 +90,7 @@ def words_of(
 
     Args:
         write: `writing_of` its tokenizer.
-        nats_MT: of each model, float [T].
+        nats_MT: losses of each model, float [T].
     """
     pieces = pieces_of(write, tokens_T.tolist())
     ends_T = np.cumsum([len(text or "") for text in pieces])
@@ -103,10 +103,10 @@ def words_of(
     # The tokens whose last character lies in the word: a blank before it belongs to its first token.
     first_N = np.searchsorted(ends_T, starts_N, "right")
     last_N = np.searchsorted(ends_T, stops_N, "right")
-    kept = last_N > first_N  # not where a token holds a word and more
+    kept = last_N > first_N  # not words in which no token ends
     before = list[int]()
     seen = dict[str, int]()
-    for match, offset in zip(found, first_N.tolist(), strict=True):  # those that are not kept have stood there too
+    for match, offset in zip(found, first_N.tolist(), strict=True):  # words that are not kept count, too
         text = match.group()
         before.append(max(offset - seen[text], 1) if text in seen else 0)
         seen[text] = offset
@@ -128,9 +128,8 @@ def words_of(
 
 
 def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:
-    """Each token of the words of one document by itself: its own place and its own loss in the losses of some models, float [T];
-    text, name and distance are its word's.
-    """
+    """Each token of one document's words as a word of its own. Offset and losses (``nats_MT``: float [T] of each model) are the
+    token's; text, name and distance are its word's."""
     word_N = np.repeat(np.arange(len(words)), words.tokens_N)
     first_N = np.cumsum(words.tokens_N) - words.tokens_N
     offset_N = words.offset_N[word_N] + np.arange(len(word_N)) - first_N[word_N]
@@ -139,13 +138,13 @@ def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:
 
 
 def rare(words: Words, common: int) -> np.ndarray:
-    """bool [N]: whether a word is none of the so many most frequent of these."""
+    """bool [N]: whether a word is not among the ``common`` most frequent of ``words``."""
     frequent = {text for text, _ in Counter(words.text_N.tolist()).most_common(common)}
     return np.array([text not in frequent for text in words.text_N.tolist()], bool)
 
 
 def top(words: Words, count: int) -> Words:
-    """Those by which the last model is most below the first in nats, the most first; none where it is not below."""
+    """The ``count`` words on which the last model is furthest below the first in nats, the largest gain first; only gains."""
     gains = words.nats_MN[0] - words.nats_MN[-1]
     best = np.argsort(-gains, kind="stable")[:count]
     return words.at(best[gains[best] > 0])

@@ -18,7 +18,7 @@ PAPERS = {
     "staircase": staircase.TABLES,
     "today": today.TABLES,
 }
-"""By paper and by table."""
+"""Tables by paper and by name."""
 
 TASK_PRESETS = STATE_TRACKING_PRESETS | NAMES_PRESETS
 for presets in (TASK_PRESETS, *(paper.PRESETS for paper in (block_recurrent, staircase, gpt2, today))):

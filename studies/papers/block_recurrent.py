@@ -47,12 +47,12 @@ def cosine(config: TrainConfig, lr: float) -> TrainConfig:
 
 
 def on_arxiv(config: TrainConfig) -> TrainConfig:
-    """Half the rate: longer segments were unstable."""
+    """The run on arXiv, at half the rate: longer segments were unstable."""
     return replace(config, data=replace(config.data, corpus="arxiv"), optim=replace(config.optim, lr=0.5))
 
 
 def on_github(config: TrainConfig) -> TrainConfig:
-    """Four times the lanes against the noise, half the steps, cosine from 0.005."""
+    """The run on GitHub: four times the lanes against the noise, half the steps, a cosine schedule from 0.005."""
     data = replace(config.data, corpus="github", lanes=4 * config.data.lanes)
     return replace(cosine(config, lr=0.005), data=data, steps=250_000)
 
@@ -75,14 +75,14 @@ DATA = {
         "GitHub": Data("python-source", TINY_TOKENS),
     },
 }
-"""T5's vocabulary is the paper's for PG-19, and LaMDA's for the others, which is not published: SentencePiece's of that size."""
+"""Data by scale and column. The paper has T5's vocabulary for PG-19; SentencePiece's replaces LaMDA's, which is not published."""
 OWN = {"paper": Data("pg19", "sentencepiece:32000"), "tiny": DATA["tiny"]["PG19 tokens"]}
 """A vocabulary trained on PG-19: the scaling study's."""
 PREFIXES = {"paper": "pg19-", "tiny": "tiny-pg19-"}
 
 
 def runs(name: str, *of: str) -> dict[str, dict[str, Run]]:
-    """The preset of this name on these corpora, at both scales."""
+    """Runs of the preset ``name`` on the corpora ``of``, at both scales."""
     return {
         "paper": {key: Run(f"{DATA['paper'][key].corpus}-{name}", DATA["paper"][key]) for key in of},
         "tiny": {key: Run(f"{PREFIXES['tiny']}{name}", DATA["tiny"][key]) for key in of},
@@ -90,14 +90,14 @@ def runs(name: str, *of: str) -> dict[str, dict[str, Run]]:
 
 
 def on(name: str, data: dict[str, Data]) -> dict[str, dict[str, Run]]:
-    """The PG-19 preset of this name, on this data of each scale."""
+    """Runs of the PG-19 preset ``name`` on ``data``, by scale."""
     return {scale: {"PG19": Run(f"{PREFIXES[scale]}{name}", data[scale])} for scale in data}
 
 
 FEEDBACK_LSTM = RecConfig(gate="lstm", cell="single", feedback=True)
 FEEDBACK_FIXED = RecConfig(gate="fixed", cell="skip", feedback=True)
-# The preset behind the corpus, the model, then relative step time and bits per token; GitHub has a dash where no last one is.
-# Error bars of PG19 tokens are 0.01 where the paper has them.
+# By label: the preset's name without the corpus, the model, then relative step time and bits per token by corpus. If the last
+# number is missing, the paper has a dash for GitHub. Error bars of PG19 tokens are 0.01 where the paper has them.
 MODELS: dict[str, tuple[str, ModelSettings, tuple[float, ...]]] = {
     "XL:512": ("xl-512", XLConfig(window=512), (0.88, 1.01, 3.62, 1.45, 1.21)),
     "XL:1024": ("xl-1024", XLConfig(window=1024), (1.20, 0.997, 3.59, 1.37, 1.08)),
@@ -124,7 +124,7 @@ def row_of_table_1(label: str) -> Row:
 
 
 def column_of_table_1(corpus: str, metric: Metric, form: str, suffix: str = "") -> Column:
-    """A column of the split that the paper reports (Appendix C)."""
+    """A column of Table 1, measured on the split that the paper reports (Appendix C)."""
     split = "validation" if corpus == "GitHub" else "test"
     return Column(f"{corpus}{suffix}", metric, of=corpus, split=split, form=form)
 
@@ -191,8 +191,8 @@ TABLE_2 = Table(
     note=notes(OWN_PIECES, EMBEDDINGS, WORDS),
 )
 
-# By window, bits per token of Rec:fixed:skip and Slide:12L; and by states, of the former. The states stay at 512 where the window
-# changes, and the window where the states do.
+# Bits per token: by window, of Rec:fixed:skip and Slide:12L; by number of states, of Rec:fixed:skip. There are 512 states where the
+# window changes, and a window of 512 where the states do.
 WINDOWS = {128: (3.58, 3.69), 256: (3.54, 3.64), 512: (3.53, 3.60)}
 STATES = {128: 3.54, 256: 3.535, 512: 3.53, 1024: 3.51, 2048: 3.55}
 OF_WINDOWS = {
@@ -228,7 +228,7 @@ TABLE_3 = Table(
     ),
 )
 
-# The preset behind the corpus, and the model.
+# By label: the preset's name without the corpus, and the model.
 TWO_LAYERS = {
     "Rec:fixed:skip": ("rec-fixed-skip", RecConfig()),
     "Rec:fixed:skip, a layer more": ("rec-fixed-skip-13L", RecConfig(layers=13)),

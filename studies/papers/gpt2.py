@@ -44,12 +44,12 @@ PERPLEXITIES: dict[str, dict[str, dict[int, tuple[float, float]]]] = {
     },
 }  # fmt: skip
 FLOPS = {0: 1.75e8, 5: 1.78e8, 10: 1.81e8, 30: 1.94e8, 50: 2.10e8, 75: 2.33e8, 100: 2.62e8, 150: 3.50e8, 200: 5.25e8}
-"""By overlap, of windows of 300; those of layers and attention, without the output layer."""
+"""FLOPs per token by overlap, for windows of 300: layers and attention, without the output layer."""
 KINDS: dict[str, type[DecoderConfig]] = {
     config.name: config for config in (GPT2Config, GPT2RecConfig, LlamaConfig, LlamaRecConfig)
 }
 SERIES = {"gpt2": "GPT-2", "gpt2-rec": "Recurrent"}
-"""How the tables call a model."""
+"""Names of the models in the tables."""
 RAW = ("--form", "raw")
 """Section 5: the WikiText-103 whose rare words are not replaced."""
 DATA = {
@@ -72,7 +72,7 @@ class Epoch(NamedTuple):
 
 
 EPOCHS = {"wikitext": Epoch(118_000_000, 28_475), "pg19": Epoch(116_500_000, 1250)}
-"""In GPT-2's tokens: WikiText-103; of PG-19 1,250 books of 69,000 words each (section 5), at 1.35 tokens a word."""
+"""In GPT-2's tokens: WikiText-103, and 1,250 books of PG-19 with 69,000 words each (section 5), at 1.35 tokens a word."""
 WINDOWS = 20
 LANES = 8
 VALIDATED_TOKENS = 2_000_000
@@ -108,7 +108,7 @@ def fine_tuned(model: ModelConfig, corpus: str) -> TrainConfig:
 
 
 def tiny(config: TrainConfig) -> TrainConfig:
-    """The same row with windows and overlaps of a fifth, and as many of them in a segment, of 4 layers."""
+    """The row at the tiny scale: 4 layers, windows and overlaps a fifth as long, and as many windows in a segment."""
     model: Any = config.model
     sizes: dict[str, Any] = {"layers": 4, "d_model": 96, "heads": 3, "mlp_dim": 384, "positions": 205, "dropout": 0.0}
     if isinstance(model, GPT2RecConfig):
@@ -135,12 +135,12 @@ MAMBA2 = replace(fine_tuned(Mamba2Config(window=128), "pg19"), recompute="layer"
 """A pretrained Mamba-2 on the same books, over segments of 2,560 tokens with its State carried: the paper has none."""
 SMOLLM2_TOKENS = 2_000_000
 OF_EACH_LAYER: dict[str, Any] = {"source": "layer", "insert_layer": 5, "hidden": (200,)}
-"""An h_prev for each layer from the fifth on; the paper has none. Beginning at layer 2 or 3 raises the untrained SmolLM2's loss
-(results/pretrained)."""
+"""An h_prev for each layer from the fifth on, which the paper does not have. Beginning at layer 2 or 3 raises the untrained
+SmolLM2's loss (results/pretrained)."""
 
 
 def on_two_cores(config: TrainConfig) -> TrainConfig:
-    """The same row with SmolLM2-135M as two cores train it in hours: two lanes with ten windows each.
+    """The row with SmolLM2-135M at a size that two cores train in hours: two lanes of ten windows each.
 
     The rates were not searched for: 3e-5, and 30 times that for the recurrence, whose parameters are new.
     """
@@ -180,7 +180,7 @@ PRESETS = {
 
 
 def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:
-    """A model fine-tuned with this overlap and window; ``scored``: with this overlap, where it is another than in training."""
+    """Runs of a model, fine-tuned with this overlap and window. ``scored``: overlap in scoring; 0 for that of training."""
     preset = f"{corpus}-{name}-overlap-{overlap}"
     config = config_of(corpus, name, overlap, window)
     fields = changes(config, PRESETS[preset])
@@ -211,7 +211,7 @@ def row_of(corpus: str, name: str, overlap: int) -> Row:
 
 
 def rows(corpus: str) -> tuple[Row, ...]:
-    """GPT-2's by overlap, then those with recurrence."""
+    """Rows of Table 1 or 2: GPT-2's by overlap, then those with recurrence."""
     return tuple(
         row_of(corpus, name, overlap) for name in PERPLEXITIES[corpus] for overlap in PERPLEXITIES[corpus][name]
     )
@@ -241,7 +241,7 @@ def continuations(about: str, seed: int) -> Table:
 
 
 def sized(series: str, name: str, window: int, scored: int = 0) -> Row:
-    """A window of this length, trained on PG-19; the baseline scored with this overlap."""
+    """The row of a model trained on PG-19 with this window. ``scored``: overlap in scoring, of the baseline."""
     runs = trained("pg19", name, scored=scored, window=window)
     return Row(f"{series}, window {window}", {}, runs, series, window)
 
@@ -271,7 +271,7 @@ SMOLLM2_OVERLAPS = (0, *WIDER)
 def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, variant: str = "", **model: Any) -> Row:
     """SmolLM2 with this window: the baseline trained without overlap and scored with it, the recurrent model trained with it.
 
-    ``variant``: what the label says of ``model``, the fields that differ from the paper's.
+    ``model``: fields that differ from the paper's; ``variant``: their description in the label.
     """
     kind = "llama-rec" if recurrent else "llama"
     trained_overlap = overlap if recurrent else 0

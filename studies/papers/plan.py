@@ -58,7 +58,7 @@ class Plan:
         return Rates(self.place, self.seeds[0], self.rates)
 
     def trainings(self, prepared: bool = True) -> list[Training]:
-        """Each once, those of a seed together: the first seed at all rates, the others at the one that is chosen."""
+        """The trainings, each once, seed by seed: the first seed at all rates, the others at the chosen rate."""
         runs = [run for row in self.table.rows for run in self.runs_of(row, prepared).values()]
         first, *others = self.seeds
         made = [self.place.training(each, first) for run in runs for each in self.choice.runs(run)]
@@ -67,7 +67,7 @@ class Plan:
         return list({training.name: training for training in made}.values())
 
     def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
-        """The runs behind each of our results, seed by seed."""
+        """Row, column, run and training of each of our results, seed by seed."""
         chosen = [
             (row, {key: self.choice.chosen(run) for key, run in self.runs_of(row).items()}) for row in self.table.rows
         ]
@@ -198,16 +198,16 @@ class Plan:
         return [*made, *(page for page in pages if page.exists())]
 
     def passages(self, folder: Path) -> list[Passage]:
-        """Those that `continuing` has written. Raises UserError where its file is damaged."""
+        """The passages that `continuing` has written. Raises UserError if their file is damaged."""
         return read_continuations(folder / "continuations") if self.table.continued else []
 
 
 @dataclass
 class Found:
-    """What `Plan.results` collects from evaluations. Keys of pairs are a row's label and a column's name."""
+    """Values that `Plan.results` collects from evaluations. A pair as a key is a row's label and a column's name."""
 
     values: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
-    """Values by cell, one of each seed."""
+    """Values by cell, one for each seed."""
     validated: dict[tuple[str, str], list[tuple[float, float]]] = field(
         default_factory=dict[tuple[str, str], list[tuple[float, float]]]
     )
@@ -281,7 +281,7 @@ def metric_of(column: Column, training: Training, evaluation: Evaluation) -> flo
     published = evaluation.published_words  # the count that papers use
     words = published or score.words
     layers = training.config.model.to_json().get("layers")
-    if isinstance(layers, list):  # a name each
+    if isinstance(layers, list):  # a name for each layer
         layers = len(layers)
     output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
     values: dict[Metric, float | None] = {

@@ -2,7 +2,7 @@
 
 rates = Rates(place, seed=0, tried=(2e-3, 4e-3, 8e-3))
 rates.runs(run)         # the run at each rate
-rates.chosen(run)       # at the one that has the fewest bits per token on validation, of those at which it is trained
+rates.chosen(run)       # the run at the rate with the fewest bits per token on validation, of those at which it is trained
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rates:
     tried: tuple[float, ...] = ()
 
     def own(self, run: Run) -> float:
-        """The rate of a run as it stands."""
+        """The learning rate of a run: its own field's, or else its preset's."""
         return run.fields.get(FIELD, PRESETS[run.preset].optim.lr)
 
     def runs(self, run: Run) -> list[Run]:

@@ -66,7 +66,7 @@ class Results:
     scale: str
     seeds: tuple[int, ...]
     cells: Mapping[tuple[str, str], tuple[float, ...]]
-    """Ours by row and column, one of each seed."""
+    """Our values by row and column, one for each seed."""
     command: str = ""
     facts: tuple[str, ...] = ()
     """Sentences on data, tokens and time."""
@@ -146,7 +146,7 @@ class Results:
         return said
 
     def lacking(self) -> list[str]:
-        """Which values are not of all seeds, in a sentence."""
+        """A list with a sentence on values that lack some seeds; empty if there are none."""
         cells = [(row, column, len(self.ours(row, column))) for column in self.table.columns for row in self.table.rows]
         few = [f"{row.label} ({column.name}) of {count}" for row, column, count in cells if 0 < count < len(self.seeds)]
         return [f"not of all {len(self.seeds)} seeds: {'; '.join(few)}"] if few else []
@@ -156,7 +156,7 @@ class Results:
         return [column.name for column in self.table.columns if any(name == column.name for _, name in self.best)]
 
     def selection(self) -> list[str]:
-        """Which columns are of the best seed, in a sentence."""
+        """A list with a sentence on the columns that show the best seed; empty if there are none, or only one seed."""
         named = " and ".join(self.of_best() if len(self.seeds) > 1 else [])
         how = "that of the seed which is the best on validation, as in the paper, and in brackets all seeds' range"
         return [f"{named}: {how}"] if named else []
@@ -198,7 +198,7 @@ class Results:
         return headings, rows
 
     def title(self) -> str:
-        """Its title, scale and seeds."""
+        """The table's name and title, with scale and seeds."""
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
         means = any(column.name not in self.of_best() and column.metric not in COSTS for column in self.table.columns)
         beside = " ± standard deviation" if len(self.seeds) > 1 and means else ""
@@ -251,7 +251,7 @@ class Results:
         return [text, values, self.plot(folder / "table.png")]
 
     def panels(self) -> tuple[list[Column], list[str]]:
-        """The columns that are drawn, without the x and the circles' size; and whose values, "paper" and "ours" or "ours" alone.
+        """The columns that are drawn, without the x and the circles' size; and whose values: "paper" and "ours", or "ours" alone.
 
         Columns with values of the paper go first; without any, those that we have measured.
         """

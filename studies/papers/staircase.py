@@ -6,10 +6,10 @@ Within a task all have the same data, optimizer and steps, and parameters within
 (…-small), and Reddit's feedback transformer, whose keys are shared. `staircase` has 2 passes; `staircase-4` and
 `staircase-8` have more, of shorter chunks in the same step.
 
-The appendix with the settings is not in the text that we have. Those of Algorithm are known: 4 layers, d 256, 4 heads, MLP 1,024,
+The appendix with the settings is not in the text that we have. Algorithm's settings are known: 4 layers, d 256, 4 heads, MLP 1,024,
 dropout 0.2, Adam at 1e-4 after 1,000 steps, clip 0.1, C 64 of a step of 128, spans of 100; its Transformer-XL has 8 layers
-(`algorithm-xl-2x`). Reddit's sizes follow from Table 2, all of whose counts they give: 8 layers of d 1,024 and 8,000 symbols.
-These are ours: the widths of LSTM and universal transformer, which come to the parameters of the others; lanes, segments and steps;
+(`algorithm-xl-2x`). Reddit's sizes follow from Table 2: 8 layers of d 1,024 and 8,000 symbols give all its parameter counts. These
+are ours: the widths of LSTM and universal transformer, chosen to match the parameters of the others; lanes, segments and steps;
 Random Walk, which has Algorithm's sizes and shorter chunks; enwik8, at the sizes of a 12-layer Transformer-XL (Dai et al. 2019).
 
     python -m pipelines.prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400
@@ -47,10 +47,10 @@ def family(size: dict[str, Any], step: int, span: int, lstm: int, universal: dic
     """Each model in this size of core, by the name of its row.
 
     Args:
-        step: tokens of a staircase's step. A cached staircase looks at so many beside the chunk that joins (as Table 3 counts).
+        step: tokens of a staircase's step. A cached staircase sees as many beside the chunk that joins (as Table 3 counts).
         span: tokens that the others see.
-        lstm: width of its two layers.
-        universal: sizes of its one layer, where they differ.
+        lstm: width of the LSTM's two layers.
+        universal: sizes of the universal transformer's one layer, where they differ from ``size``.
     """
     chunk = step // 2
     sight: dict[str, Any] = {"span": span, "window": chunk}
@@ -67,9 +67,8 @@ def family(size: dict[str, Any], step: int, span: int, lstm: int, universal: dic
 
 
 def in_detail(size: dict[str, Any], step: int, span: int) -> Models:
-    """Further models of Tables 2 and 3: universal transformers of the same layers; half the step, or a forward size that the
-    ``step`` tokens that are looked at are beside. Names have the forward sizes of a step of 256.
-    """
+    """Further models of Tables 2 and 3: universal transformers with one layer; staircases with half the step; and cached staircases
+    with other forward sizes, which see ``step`` tokens beside them. Names have the forward sizes of a step of 256."""
     small = partial(UniversalTransformerConfig, **size | {"layers": 1}, span=span, window=step // 2)
     return {
         **{f"universal-{n}-small": small(passes=n) for n in (2, 4, 8, 16)},
@@ -113,7 +112,7 @@ ON_TEXT: dict[str, Any] = {
 }
 """Adam and cosine, as Transformer-XL on enwik8."""
 
-# A size that a CPU trains, parameters within 3 %: what each sees directly is 64 bytes, in slide and rec 32 to 63 a layer.
+# A size that a CPU trains, parameters within 3 %. Each model sees 64 bytes directly, slide and rec 32 to 63 in each layer.
 TINY_SIZE = core(layers=4, d_model=96, heads=3, mlp_dim=384, dropout=0.0)
 TINY_MODELS: Models = {
     **family(TINY_SIZE, step=64, span=64, lstm=162, universal={"d_model": 192, "heads": 6, "mlp_dim": 672}),
@@ -131,17 +130,17 @@ class Task:
     """A task of the paper, at the paper's scale."""
 
     prefix: str
-    """How its presets' names begin."""
+    """Prefix of its presets' names."""
     prepared: Data
     read: DataConfig
     settings: dict[str, Any]
     """Further fields of its runs."""
     models: Models
-    """By the name of a row."""
+    """Models by the name of their row."""
 
 
 CURRICULUM = "--train 1000000 --segment-length 64 --curriculum 8 16 32 64 128 256 400"
-"""A training reads so many walks ten times. Algorithm's 10,000 it would read a thousand times, from the shortest on each time."""
+"""A training reads these walks ten times, the shortest first. It would read 10,000, as Algorithm has, a thousand times."""
 TASKS = {
     "Random Walk": Task(
         "walk",
@@ -202,7 +201,7 @@ TINY_NAMES = {"xl": "transformer-xl", "feedback": "feedback-transformer"}
 
 
 def on_tasks(name: str, tasks: Iterable[str], passes: int = 0) -> dict[str, dict[str, Run]]:
-    """The presets of this name on these tasks. ``passes``: of a staircase; 0 for what Table 1 has."""
+    """Runs of the preset ``name`` on these tasks. ``passes``: of a staircase; 0 for those of Table 1."""
     paper = {task: Run(f"{TASKS[task].prefix}-{name}", TASKS[task].prepared) for task in tasks}
     tiny: dict[str, Run] = {}
     for task in SYNTHETIC:
@@ -236,7 +235,7 @@ COLUMNS = (
     Column("BASE Data", "perplexity", of="BASE Data", split="validation", form=".1f"),
 )
 COMPUTE = tuple(replace(FLOPS_PER_TOKEN, name=f"{task}, {FLOPS_PER_TOKEN.name}", of=task) for task in TASKS)
-# The preset after the task's name, and the columns' numbers.
+# By label: the preset's name without the task, and the paper's numbers by column.
 RESULTS: dict[str, tuple[str, tuple[float, ...]]] = {
     "LSTM": ("lstm", (0.6, 1.0, 1.38)),
     "Transformer-XL": ("xl", (84.1, 48.7, 1.15, 26.2, 28.0)),
@@ -247,7 +246,7 @@ RESULTS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 def row_of_table_1(label: str) -> Row:
-    """Its Staircase is on Reddit that of 8 steps, by Table 2."""
+    """A row of Table 1. Its Staircase on Reddit is the one of 8 steps, as Table 2 shows."""
     name, numbers = RESULTS[label]
     paper = {column.name: number for column, number in zip(COLUMNS, numbers, strict=False)}
     runs = on_tasks(name, [task for task in TASKS if task in paper])
@@ -286,7 +285,7 @@ STEPS = {
     "Staircase, 4 steps": 4,
     "Staircase, 8 steps": 8,
 }
-"""Rows of Table 2 that Figure 2 has on all tasks, by recurrent steps."""
+"""Recurrent steps of the rows of Table 2 that Figure 2 has on all tasks."""
 
 
 def row_of_figure_2(label: str, steps: int) -> Row:

@@ -16,9 +16,8 @@ def presets_of(table: Table) -> list[str]:
 
 
 def over_presets(about: str, presets: Iterable[str], default: str = "") -> Space:
-    """The presets of a table whose names begin with the corpus or task of the sweep's own preset; if there are none, with
-    ``default``, or with that of the first preset.
-    """
+    """Search space of the presets whose names begin with the corpus or task of the sweep's own preset. If there are none, their
+    names begin with ``default`` or, without it, with that of the first preset."""
     names = list(dict.fromkeys(presets))
 
     def domains(values: Values) -> Domains:

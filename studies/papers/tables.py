@@ -6,8 +6,8 @@
         rows=(Row("Slide:13L", {"PG19 tokens": 3.58}, {"paper": {"PG19 tokens": Run("pg19-slide-13L", PG19)}}),),
     )
 
-A row names a preset and the fields that differ from it, once for each scale and each thing that is trained: values alone, as in
-pipelines/presets/. trainings.py makes results of them.
+A row names a preset and the fields that differ from it, once for each scale and each training. It holds values alone, as
+pipelines/presets/ does; trainings.py makes results of them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Metric = Literal[
     "flops_without_output", "parameters", "layers", "vocabulary", "tokens", "tokens_per_word", "states_cleared",
     "state_bytes", "tokens_per_second", "written_per_second", "names_wrong",
 ]  # fmt: skip
-"""What is measured. `perplexity` is by token, `error_percent` of labels, `flops_without_output` those of the forward pass for a
-token, the output layer's left out; `relative_time` of a step is against that of `Table.base`; `vocabulary` are the tokenizer's ids
-without begin-of-document; `tokens` and `tokens_per_word` are of the split; `states_cleared` are the bits per token that clearing
-the recurrent states, or the memory, at each segment costs; `state_bytes` are those of a lane; `tokens_per_second` are read in
-training, `written_per_second` written one by one by one lane; `names_wrong` is the percentage of names that are not known
+"""Metrics of a column. `perplexity` is by token, `error_percent` of labels. `flops_without_output` counts the forward pass for a
+token, without the output layer. `relative_time` is a step's time over that of `Table.base`. `vocabulary` counts the tokenizer's ids
+without begin-of-document. `tokens` and `tokens_per_word` are of the split. `states_cleared` is the cost, in bits per token, of
+clearing the recurrent states, or the memory, at each segment. `state_bytes` are those of a lane. `tokens_per_second` are read in
+training; `written_per_second` are written one by one in one lane. `names_wrong` is the percentage of names that are not known
 `Column.windows` later (studies/asking.py)."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "names_wrong")
-"""Metrics of which the lower is the better, and by which rows are ordered."""
+"""Metrics whose lower values are better; rows are ordered by them."""
 PERCENTAGES = ("error_percent", "names_wrong")
 BY_WORD = ("word_perplexity", "tokens_per_word")
 TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_second")
@@ -55,16 +55,16 @@ class Data:
     options: tuple[str, ...] = ()
     """Further words of `pipelines.prepare`."""
     vocabulary: int = 0
-    """Symbols, where the tokenizer's name does not say it: for the cost of what is not prepared yet."""
+    """Number of symbols, if the tokenizer's name does not give it: for the cost of trainings before their store is prepared."""
 
     @property
     def vocab_size(self) -> int:
         """Symbols and begin-of-document, as far as is known beforehand."""
         corpus = CORPORA[self.corpus]
         if issubclass(corpus, Task):
-            import tyro  # a machine that measures step times alone has none
+            import tyro  # missing on a machine that only measures step times
 
-            drawn, _ = tyro.cli(corpus, args=self.options, return_unknown_args=True)  # the others are of `prepare`
+            drawn, _ = tyro.cli(corpus, args=self.options, return_unknown_args=True)  # other words are `prepare`'s
             return len(drawn.symbols()) + 1
         pieces = re.search(r":(\d+)$", self.tokenizer)
         return self.vocabulary or (int(pieces[1]) + 1 if pieces else 257)
@@ -75,7 +75,7 @@ class Data:
         return stores / re.sub(r"[^\w.]+", "-", " ".join((self.tokenizer or "symbols", *options)))
 
     def with_options(self, given: Mapping[str, str]) -> Data:
-        """The same with other values of these options of the corpus; an empty value leaves an option out."""
+        """The data with the given options of the corpus in place of its own; an empty value leaves an option out."""
         words = list(self.options)
         for name, value in given.items():
             flag = f"--{name.replace('_', '-')}"
@@ -88,7 +88,7 @@ class Data:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of `pipelines.prepare`, without the places."""
+        """The words of `pipelines.prepare`, without source and store."""
         return (self.corpus, *(("--tokenizer", self.tokenizer) if self.tokenizer else ()), *self.options)
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Run:
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted fields that differ from the preset's."""
     read: Mapping[str, int] = field(default_factory=dict[str, int])
-    """`window` and `overlap` that it is scored over, where they are others than in training."""
+    """`window` and `overlap` in scoring, where they differ from those of training."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint is scored; best: the best on validation, where the paper stops early."""
 
@@ -116,14 +116,14 @@ class Column:
     name: str
     metric: Metric
     of: str = ""
-    """Which of a row's runs it is measured on; empty: the first that there is."""
+    """Key of the row's run that the column is measured on; empty: the first that there is."""
     split: str = "test"
     form: str = ".3f"
     """Format of the values, the paper's and ours."""
     windows: int = 0
     """Windows between a name and the question, of `names_wrong`."""
     best: bool = False
-    """Whether the paper has that of the seed which is the best on validation, in place of a mean: so have we then."""
+    """Whether the paper shows the seed that is best on validation instead of a mean; then our column does, too."""
 
 
 PARAMETERS = Column("parameters", "parameters", form=",.0f")
@@ -132,16 +132,16 @@ FLOPS_PER_TOKEN = Column("FLOPs/token", "flops_without_output", form=".2e")
 
 @dataclass(frozen=True)
 class Row:
-    """A row: the paper's values by column, and by scale what is trained."""
+    """A row: the paper's values by column, and our runs by scale."""
 
     label: str
     paper: Mapping[str, float]
     runs: Mapping[str, Mapping[str, Run]] = field(default_factory=dict[str, Mapping[str, Run]])
-    """By scale, then by the name that columns have in `of`. Empty: a row of somebody else's values."""
+    """Runs by scale, then by the name that columns have in `of`. Empty: the row has published values alone."""
     series: str = ""
     """Line of the picture: rows of one series are joined."""
     x: float | None = None
-    """The picture's x, by the paper's counting, where that is no column."""
+    """The picture's x, by the paper's counting, if `Table.x` is no column."""
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,18 @@ class Table:
     base: str = ""
     """Label of the row that `relative_time` is against."""
     x: str = ""
-    """A column, or what `Row.x` counts; empty: rows stand side by side in the picture."""
+    """The picture's x: a column's name, or a heading for `Row.x`. Empty: rows stand below each other in the picture."""
     size: str = ""
     """A column that the size of the picture's circles is proportional to; empty: all points are alike."""
     sized: Literal["radius", "area"] = "radius"
-    """What of a circle is its size."""
+    """Whether a circle's radius or its area shows the size."""
     cumulative: bool = False
     """Whether cross-entropy over position is drawn too."""
     tokens: tuple[str, ...] = ()
-    """Labels of what `pipelines.tokens` compares, two or one."""
+    """Labels of the rows that `pipelines.tokens` compares, two or one."""
     token_words: tuple[str, ...] = ()
     """Further words of `pipelines.tokens`."""
     continued: tuple[str, ...] = ()
     """Words of `pipelines.continuations`, which continues passages with the first row's model; empty: none are continued."""
     note: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By scale, what a reader has to know."""
+    """Notes for the reader, by scale."""

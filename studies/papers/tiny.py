@@ -10,7 +10,7 @@ from recur_models import MemorizingConfig, RecConfig
 
 
 def tiny_run(model: ModelSettings, data: DataConfig, lr: float, steps: int = 1000, root: str = "runs") -> TrainConfig:
-    """A run of so many steps, by default 1,000, on one process. Its rate is ``lr`` after 100 steps, and falls as a cosine."""
+    """A run in one process. Its learning rate rises to ``lr`` in 100 steps, and then falls as a cosine."""
     return TrainConfig(
         model=model,
         data=data,
@@ -41,7 +41,7 @@ TINY_SIZES = {
 
 
 def tiny_layers(recurrent: tuple[int, ...]) -> tuple[int, ...]:
-    """A third of each place; the lower one of two that would be the same moves down, so that 9 and 10 become 2 and 3."""
+    """A third of each recurrent layer's place. If two would be equal, the lower one moves down: 9 and 10 become 2 and 3."""
     places = list[int]()
     for layer in reversed(recurrent):
         place = min(layer // 3, places[0] - 1) if places else layer // 3

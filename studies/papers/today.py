@@ -71,7 +71,7 @@ ON_BYTES: dict[str, ModelSettings] = {
     "delta-window": MixersConfig(**DELTA, layers=("delta", "delta", "window", "delta"), mlp_dim=304),
     "mamba2-window": MixersConfig(**MAMBA2, layers=("mamba2", "mamba2", "window", "mamba2"), mlp_dim=284),
 }
-"""By name, with 576,000 parameters on bytes. Block-recurrent ones are those of the demo; the others see 64 bytes directly."""
+"""Models by name, with 576,000 parameters on bytes. Block-recurrent ones are the demo's; the others see 64 bytes directly."""
 BYTES = DataConfig(corpus="python-source", lanes=16, segment_length=256)
 RATE = 4e-3
 """Learning rate on bytes. `--set optim.lr=8e-3` trains at another one, into runs of other names."""
@@ -94,7 +94,7 @@ ON_PG19: dict[str, ModelSettings] = {
         mlp_dim=2640,
     ),
 }
-"""With slide's 164M parameters beside the embeddings, within 0.3 %; States have equal sizes."""
+"""Models by name, with slide's 164M parameters beside the embeddings, within 0.3 %; States have equal sizes."""
 WIDER: dict[str, Any] = {"d_model": 1536, "window": 512}
 ON_PG19_400M: dict[str, ModelSettings] = {
     "delta": MixersConfig(**WIDER, layers=("delta",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2352),
@@ -105,7 +105,7 @@ ON_PG19_400M: dict[str, ModelSettings] = {
     ),
     "rwkv7": MixersConfig(**WIDER, layers=("rwkv7",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2568),
 }
-"""400M parameters beside the embeddings, within 0.3 %."""
+"""Models by name, with 400M parameters beside the embeddings, within 0.3 %."""
 PRESETS: dict[str, TrainConfig] = {
     **{f"tiny-bytes-{name}": tiny_run(model, BYTES, lr=RATE) for name, model in ON_BYTES.items()},
     **{f"pg19-mixers-{name}": on_pg19(model) for name, model in ON_PG19.items()},
@@ -243,7 +243,7 @@ DRAWN = (RECALL, S3, STATE.name)
 
 
 def drawn(whole: Row) -> Row:
-    """The row of the figure, which has one scale: runs behind its three columns alone."""
+    """A row of the figure: only the runs behind its three columns, the tiny ones at both scales."""
     runs = {key: run for key, run in whole.runs["tiny"].items() if key in (RECALL, S3, STATE.of)}
     return replace(whole, runs={"tiny": runs, "paper": runs})
 

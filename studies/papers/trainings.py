@@ -49,7 +49,7 @@ MEASURED_FLOPS = 5e11
 FILES = ("metadata", "ids")
 """Options of a corpus that name a local file: they are no part of a store's name."""
 DECIDE_THE_BEST = frozenset({"validate_every", "validate_tokens", "checkpoint.every"})
-"""Fields that change nothing of a training but which of its checkpoints is the best."""
+"""Fields that only change which of a training's checkpoints is the best."""
 TIMED_STEPS = 7
 """How many steps are timed; a table has their median."""
 
@@ -292,7 +292,7 @@ class Training:
 
 
 def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
-    """Prepare and train what is not there, and score the split ``scored``. Raises UserError where a command fails."""
+    """Prepare missing stores, train missing runs, and score the split ``scored``, if given. Raises UserError if a command fails."""
 
     def run_all(jobs: Sequence[Job], at_once: int) -> None:
         for failed in run_jobs(jobs, at_once, trainings[0].place.record):
