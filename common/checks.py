@@ -1,4 +1,4 @@
-"""Checks that the values of a frozen config are of the kinds that its annotations name.
+"""Checks the values of a frozen config against the types in its annotations.
 
 check_fields("optim", config, lr=0)     # UserError: "optim.lr is 'x': it must be a number"
 """
@@ -21,7 +21,7 @@ NAMES = {int: "a whole number", float: "a number", str: "a word"}
 
 
 def check_fields(group: str, config: Any, **least: float) -> None:
-    """Raise UserError where a field's value is not of the kind that its annotation names, or not finite and at least this."""
+    """Raise UserError if a field's value has the wrong type, or if a field of ``least`` is infinite or below its bound there."""
     known = kinds(type(config))
     for field in dataclasses.fields(config):
         name = field.name
@@ -37,7 +37,7 @@ def check_fields(group: str, config: Any, **least: float) -> None:
 
 
 def check_options(config: Any, **least: int) -> None:
-    """Raise UserError where an option's number is less than the least that it may be. None passes."""
+    """Raise UserError if an option is smaller than its bound in ``least``. An option that is None passes."""
     for name, bound in least.items():
         value = getattr(config, name)
         if value is not None and value < bound:
@@ -47,7 +47,7 @@ def check_options(config: Any, **least: int) -> None:
 def is_not(value: Any, kind: Any) -> str:
     """The type that a field needs if ``value`` has the wrong one, else "".
 
-    typeguard takes True for a whole number, and twice as long (67 and 39 ms for the fields of all presets).
+    Not by typeguard: it accepts True as a whole number, and takes 67 instead of 39 ms for the fields of all presets.
     """
     inside = get_args(kind)
     if get_origin(kind) is Literal:
@@ -71,7 +71,7 @@ def _needed(kind: Any) -> str:
 
 
 def _is_no_list(value: Any, inside: tuple[Any, ...]) -> str:
-    """The same for a sequence of these types, of any length if an ellipsis follows the first."""
+    """The result of `is_not` for a tuple with items of these types, of any length if there is an ellipsis."""
     open_ended = Ellipsis in inside
     each = inside
     if open_ended:

@@ -8,8 +8,8 @@ Recompute = Literal["nothing", "layer", "block"]
 """Activations that the backward pass recomputes instead of keeping them (activation checkpointing).
 
 - ``nothing``: every activation of the segment is kept.
-- ``layer``: a layer's input is kept, for the whole segment; its inside is made again. A third more FLOPs.
-- ``block``: the stack runs block by block, and only what passes from one block to the next is kept: State and the block's output.
+- ``layer``: a layer's input is kept, for the whole segment; its inner activations are recomputed. A third more FLOPs.
+- ``block``: the stack runs block by block, and keeps only the State between blocks and the output of each block.
   The least memory for long segments; the vertical direction then no longer runs over all blocks at once.
 """
 

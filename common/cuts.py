@@ -1,4 +1,4 @@
-"""Where a long text may be cut, so that its pieces have the tokens of the whole.
+"""Places where a long text may be cut, so that its pieces have the same tokens as the whole.
 
 for piece in Cuts("\n", characters=4096).pieces(text): ...
 """
@@ -17,13 +17,13 @@ class Cuts:
     pattern: str
     """Regular expression; a piece ends where a match ends."""
     characters: int
-    """A piece ends at the first such place after so many characters."""
+    """A piece ends at the first such place after this many characters."""
     skip: int = 0
     """Characters left out after a piece: a space that the tokenizer itself puts before the next one."""
     fallback: str = ""
     """Regular expression of further places, for a text that has none of `pattern`'s for long; empty for none."""
     fallback_characters: int = 1 << 16
-    """A piece that is still without an end after so many characters ends at the next such place."""
+    """A piece that has no end after this many characters ends at the next place of `fallback`."""
 
     def pieces(self, text: str) -> Iterator[str]:
         """The pieces of a text, in order; an empty text has none."""

@@ -1,4 +1,4 @@
-"""Errors that a person can fix, apart from all others.
+"""Separates the errors that a user can fix from all others.
 
     raise UserError(f"{path} is not UTF-8 (byte {at}): convert it first")     # the value or file, the place, and the remedy
 
@@ -45,7 +45,7 @@ def is_users(error: BaseException) -> bool:
 
 @contextmanager
 def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
-    """Where a person's values are handed to code that refuses them with errors of its own: these become UserError."""
+    """Turn errors of these kinds into UserError: for code that refuses a user's values with errors of its own."""
     try:
         yield
     except UserError:
@@ -55,8 +55,8 @@ def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def first_cause(error: BaseException, most: int = 200) -> str:
-    """An error on one line of so many characters: "[Errno 111] Connection refused" rather than the four errors that wrap it. A
-    longer one loses its middle: the remedy often comes last.
+    """An error as one line of at most ``most`` characters: "[Errno 111] Connection refused" instead of the four errors that wrap
+    it. A longer line loses its middle, since the remedy often comes last.
     """
     first = error
     while (cause := first.__cause__ or first.__context__) is not None:
@@ -68,7 +68,7 @@ def first_cause(error: BaseException, most: int = 200) -> str:
 
 
 def nearest(name: str, known: Iterable[str], many: str = "--help lists them") -> str:
-    """The end of a sentence on an unknown name: the nearest one, and all of them where they are few, else ``many``."""
+    """The end of an error message on an unknown name: the nearest known name, then all of them if they are few, else ``many``."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)

@@ -1,4 +1,4 @@
-"""Small files that are written at once and cannot change unseen, and digests of values.
+"""Small files that are written atomically and contain a checksum, and digests of values.
 
 write_atomically(Path("run.json"), data)    # whole and on the disk, or not there at all
 data = seal({"parts": [...]})               # JSON that begins with a checksum of itself
@@ -37,7 +37,7 @@ def seal(content: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The content of a sealed file. Raises ValueError saying what is wrong where a byte of it changed."""
+    """The content of a sealed file. Raises ValueError if a byte of it changed; the message says so."""
     head, newline, body = data.partition(b",\n")
     if head + newline != _seal_of(body):
         raise ValueError("its checksum does not match")

@@ -1,8 +1,8 @@
-"""Keeps a second process out of a folder that one is writing to, on this machine or on another one that shares the folder.
+"""Locks a folder for one writing process, against processes on this machine and on others that share the folder.
 
-The lock is one of the system's (flock) on a file `.lock` in the folder: on a file it crosses machines over NFS, on a folder it
-does not. It ends with the process, however it ends. An object store has no locks: there it keeps out other processes of this user
-on this machine. Two machines that prepare the same thing in a bucket at once write the same bytes, and both end well.
+It is a lock of the system (flock) on the file `.lock` in the folder. Over NFS, a lock on a file holds for all machines, one on a
+folder does not. It ends with its process, however that ends. An object store has no locks: there it excludes only processes of this
+user on this machine. Two machines that prepare the same thing in a bucket at once write the same bytes, and both succeed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from common.places import WITHOUT_LOCKS, Place
 
 LOCK = ".lock"
 APPEARS_SECONDS = 5.0
-"""How long a folder that was just made may seem not to be there: other commands remove empty ones."""
+"""Seconds for which a new folder may be missing again: other commands remove empty folders."""
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a folder where nobody can write."""
 
@@ -37,9 +37,9 @@ class Locked(UserError):
 
 @contextmanager
 def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold the folder, which is made if need be. The lock's file is there meanwhile; a process that was killed leaves it, empty.
+    """Lock the folder, and make it if it is missing. The lock file exists meanwhile; a killed process leaves it behind, empty.
 
-    A folder that was made for the lock goes with it, where nothing was written to it.
+    A folder that was made for the lock is removed with it if it is still empty.
 
     Raises Locked, naming ``who`` ("another preparation"), when another process still holds it after ``patience`` seconds.
     """
@@ -71,7 +71,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
         yield
     finally:
         with contextlib.suppress(OSError):  # an error of the block matters more than one of the folder
-            os.unlink(lock.lock_file)  # who waits for it sees that this is no longer its file
+            os.unlink(lock.lock_file)  # a waiting process sees that the file it opened is gone
         lock.release()
         for above in made:
             with contextlib.suppress(OSError):  # it is not empty
@@ -79,7 +79,7 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
 
 
 def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
-    """The lock, held. Raises ``taken`` where another process still has it after so many seconds."""
+    """Acquire the lock. Raises ``taken`` if another process still holds it after ``patience`` seconds."""
     lock = FileLock(path, timeout=patience, mode=0o666, fallback_to_soft=False)
     began = time.monotonic()
     while True:
@@ -89,11 +89,11 @@ def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
             return lock
         except Timeout:
             raise taken from None
-        except FileNotFoundError:  # the folder went between
+        except FileNotFoundError:  # another process removed the folder meanwhile
             if time.monotonic() - began > patience + APPEARS_SECONDS:
                 raise
             time.sleep(0.001)
-        except FileExistsError:  # mkdir says so too of a folder that has just been removed
+        except FileExistsError:  # mkdir also raises this for a folder that has just been removed
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISDIR(path.parent.lstat().st_mode):
                     raise

@@ -1,4 +1,4 @@
-"""Reads the JSON files in a folder of transformers, and names its files of weights.
+"""Reads the JSON files in a folder that transformers saved, and names its weight files.
 
 eos_token_ids(Path("smollm2"))           # (2,)
 weight_files(Path("smollm2"))            # ("model.safetensors",)
@@ -28,7 +28,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """Names of a folder's safetensors. Raises UserError where one is missing, or the index of several is damaged."""
+    """Names of a folder's safetensors files. Raises UserError where one is missing, or the index of several is damaged."""
     index = folder / "model.safetensors.index.json"
     names: list[Any] = ["model.safetensors"]
     if index.is_file():
@@ -47,7 +47,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """An object in JSON; empty where there is no such file. Raises UserError where the file holds something else."""
+    """The JSON object in a file; empty if there is no such file. Raises UserError if the file holds something else."""
     if not file.is_file():
         return {}
     try:
@@ -60,7 +60,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str:
-    """A text in UTF-8. Raises UserError where the file holds something else."""
+    """The text of a file. Raises UserError if it is not UTF-8."""
     try:
         return file.read_bytes().decode()
     except UnicodeDecodeError as error:

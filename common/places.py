@@ -1,4 +1,4 @@
-"""Where files are: a local folder, or any URI that pyarrow.fs opens (s3://, gs://, abfs://, hdfs://, file://), behind one class.
+"""One class for local files and folders, and for those at any URI that pyarrow.fs opens (s3://, gs://, abfs://, hdfs://, file://).
 
     place = Place.parse("s3://bucket/corpora?endpoint_override=127.0.0.1:9000&scheme=http")
     for file in (place / "train").list(recursive=True):
@@ -8,9 +8,9 @@
 Endpoint, region and credentials come from the URI's query and user part or, better, from the environment (AWS_ENDPOINT_URL,
 AWS_REGION, AWS_ACCESS_KEY_ID…) as pyarrow describes. `shown` and `recorded` never hold a credential.
 
-A written file is there whole or not at all, and one that it replaces stays until then: it is written beside its place under a
-name of its own, which ends in TEMPORARY, and renamed; in an object store, copied there. A process that is killed leaves that file
-behind: who finishes the folder removes it.
+A written file appears whole or not at all, and a file that it replaces stays until then. It is written beside its place under a
+temporary name, which ends in TEMPORARY, and then renamed; in an object store, copied. A killed process leaves the temporary file
+behind: the command that finishes the folder removes it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of a file system without locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 
 MAX_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
-"""Object stores, which have no folders, and the bytes up to which each copies an object itself, in one request."""
+"""Object stores, which have no folders, and the largest object, in bytes, that each copies itself in one request."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """The entries of a folder."""
+    """An entry of a folder."""
 
     place: Place
     name: str
@@ -61,7 +61,7 @@ class Place:
     """A file or folder. Cheap, hashable, and the same in another process."""
 
     root: str
-    """The URI up to its bucket or host, and its query: what opens the file system. Empty where that is the local one."""
+    """The URI up to its bucket or host, with its query: it opens the file system. Empty for the local file system."""
     path: str
     """Absolute path in the file system."""
 
@@ -136,15 +136,15 @@ class Place:
         return info.size
 
     def changed(self) -> int:
-        """When a local file was changed last, in nanoseconds since the epoch; 0 of any other, whose size alone is looked at."""
+        """Time of a local file's last change, in nanoseconds since the epoch; 0 for any other file, compared by size alone."""
         return os.stat(self.path).st_mtime_ns if self.is_local else 0
 
     def list(self, recursive: bool = False, follow: bool = False) -> list[Listed]:
         """Files and folders below this one, sorted by name; nothing where it does not exist.
 
         Args:
-            recursive: also what the folders in it hold.
-            follow: also what the folders hold that links lead to; never a folder within itself.
+            recursive: list the contents of its folders too, at any depth.
+            follow: enter folders through links too, but never a folder within itself.
         """
         if self.is_local:
             found = list(_scan(self.path, recursive, follow))
@@ -176,7 +176,7 @@ class Place:
             return stream.read()
 
     def xxh3(self) -> str:
-        """xxh3-64 (hex) of the file's bytes, of which it holds no more than a few at a time. Raises FileNotFoundError."""
+        """xxh3-64 (hex) of the file's bytes, which are read in small pieces. Raises FileNotFoundError."""
         digest = xxhash.xxh3_64()
         with self._named(), self.open_stream() as stream:
             while data := stream.read(1 << 20):
@@ -184,11 +184,11 @@ class Place:
         return digest.hexdigest()
 
     def staged(self) -> Place:
-        """Where to write this file before `commit` gives it its name: beside it."""
+        """The temporary place to write this file to, beside it, until `commit` gives it its name."""
         return Place(self.root, f"{self.path}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
 
     def commit(self, staged: Place) -> None:
-        """Make a finished staged file durable and give it this name: a reader finds what stood here before, or all of it.
+        """Make a finished staged file durable and give it this name. A reader finds either the old file or the whole new one.
 
         Raises FileNotFoundError where the staged file is gone.
         """
@@ -206,12 +206,12 @@ class Place:
                 else:  # too large for the server to copy: send it again
                     with staged.open_stream() as source, self.open_output() as stream:
                         shutil.copyfileobj(source, stream, 4 << 20)
-            with contextlib.suppress(OSError):  # it stands, whatever becomes of the other
+            with contextlib.suppress(OSError):  # the file is committed, even if the staged one stays
                 self.filesystem.delete_file(staged.path)
 
     @contextmanager
     def open_output(self) -> Iterator[pa.NativeFile]:
-        """A stream to a file of a name at which nothing stands; no file is left when the block or its end raises."""
+        """A stream to a new file, at a name that is free. If the block or its end raises, no file is left."""
         with self._naming_a_full_disk():
             if self.is_local:
                 stream = pa.OSFile(os.fsencode(self.path), "wb")
@@ -220,16 +220,16 @@ class Place:
             try:
                 with stream:
                     yield stream
-            except BaseException:  # pyarrow cannot give an upload up: it has ended, so the object is taken away
+            except BaseException:  # pyarrow cannot abort an upload: it has completed, so the object is deleted
                 with contextlib.suppress(OSError):
                     self.delete()
                 raise
 
     @contextmanager
     def writing(self) -> Iterator[pa.NativeFile]:
-        """A stream to a file that takes its name, and the place of one that stood there, when the block ends.
+        """A stream to a file that gets its name, and replaces an older file of that name, when the block ends.
 
-        When it raises, nothing is left of it and what stood there stays.
+        If the block raises, the new file is removed and the older one stays.
         """
         staged = self.staged()
         try:
@@ -258,7 +258,7 @@ class Place:
         if self.is_local:
             if os.path.isdir(self.path) and not os.path.islink(self.path):
                 shutil.rmtree(self.path, ignore_errors=True)
-            elif os.path.lexists(self.path):  # a disk that is read-only refuses before it looks
+            elif os.path.lexists(self.path):  # a read-only disk refuses even if nothing is there
                 Path(self.path).unlink(missing_ok=True)
             return
         kind = self._info().type
@@ -279,7 +279,7 @@ class Place:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Gives a missing file's error the type and the fields of Python's own, also where it goes while it is read.
+        """Raise Python's own error, with its fields, for a missing file or a folder, also if the file goes while it is read.
 
         Raises PlaceError for an object whose name pyarrow lists and cannot open: one with two slashes in a row.
         """
@@ -295,14 +295,14 @@ class Place:
             raise
 
     def _kind(self) -> pyarrow.fs.FileType:
-        """What this is. Some programs write an object of 0 bytes with a folder's name beside what the folder holds: a folder."""
+        """File, folder or nothing. An object of 0 bytes whose name is also a folder's, as some programs write it, is a folder."""
         info = self._info()
         empty = info.type == pyarrow.fs.FileType.File and info.size == 0 and self._is_object
         return pyarrow.fs.FileType.Directory if empty and self.list() else info.type
 
     @contextmanager
     def _naming_a_full_disk(self) -> Iterator[None]:
-        """Gives the error of a disk that takes no more the name of this file: pyarrow's has the reason alone, twice."""
+        """Add this file's name to the error of a full or read-only disk: pyarrow's message has only the reason, twice."""
         try:
             yield
         except OSError as error:
@@ -315,7 +315,7 @@ class Place:
 
 
 def staged_for(name: str) -> str:
-    """The name that a file gets once it is written; empty where the file is not being written."""
+    """The final name of a staged file; empty for a file that is not staged."""
     found = _STAGED.search(name)
     return name[: found.start()] if found else ""
 
@@ -351,6 +351,6 @@ def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
 
 
 def _is_in(folders: tuple[str, ...], link: str) -> bool:
-    """Whether one of some folders stands in the folder that a link leads to, or is it."""
+    """Whether a link leads to one of these folders, or to a folder that contains one."""
     target = os.path.join(os.path.realpath(link), "")
     return any(os.path.join(folder, "").startswith(target) for folder in folders)

@@ -1,4 +1,4 @@
-"""Options and values whose names have changed: whoever types an old name reads the new one."""
+"""Options and values whose names have changed: an error about an old name gives the new one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RENAMED = {
     "tokens": "token_budget",
     "trials": "max_trials",
 }
-"""Old and new name, as fields. A command that has an option of the old name still means that one."""
+"""New name of a field, by its old name. An option that still has such a name in a command keeps its meaning."""
 RENAMED_VALUES = {
     ("data.order", "listed"): "sequential",
     ("tracking.models", "figures"): "metrics",

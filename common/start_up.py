@@ -1,6 +1,6 @@
-"""Makes processes start and end quickly. Each part's saving is in CPU seconds, the least of five, on two cores.
+"""Makes processes start and end quickly. Savings are in CPU seconds, the lowest of five runs, on two cores.
 
-Large libraries are imported in the functions that need them, once a command has read its words and found its files. So `--help`
+Large libraries are imported in the functions that need them, once a command has parsed its options and found its files. So `--help`
 and refusals do without torch (2.1), Ray Train (1.4 more), MLflow (2.2), transformers and the models in it (4.0 more than torch),
 Ray (0.5) and SQLAlchemy (0.2). A library that costs less than 0.05 is imported at the top of its file.
 

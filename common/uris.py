@@ -1,10 +1,10 @@
-"""URIs of files and folders: which are refused, how they divide into a root and a path, and the file system that a root opens.
+"""Divides URIs of files and folders into a root and a path, opens the file system of a root, and refuses unusable URIs.
 
     root, path = parse_uri("s3://bucket/a%20b?region=eu-west-1")   # "s3://bucket?region=eu-west-1", "bucket/a b"
     open_root(root)[0].get_file_info(path)
     uri_of(root, path)                                             # the URI again
 
-A root is a URI up to its bucket or host, and its query: what opens the file system. No message holds a credential.
+A root is a URI up to its bucket or host, with its query: it opens the file system. No message holds a credential.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSING = re.compile(
     r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|REQUEST_TIMEOUT|THROTTLING)"
 )
-"""Errors of a bucket that may pass: opening it asks for its region."""
+"""Errors on opening a bucket that may pass: opening asks the network for the bucket's region."""
 _OF_BUCKETS = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
 """Schemes of URIs that begin with a bucket or container."""
 
@@ -39,14 +39,14 @@ def is_uri(text: str) -> bool:
 
 
 def is_local(text: str) -> bool:
-    """Whether a path or URI is of this machine. Asks no network."""
+    """Whether a path or URI names a file or folder of this machine. Uses no network."""
     return not is_uri(text) or text.startswith("file:")
 
 
 def parse_uri(text: str) -> tuple[str, str]:
     """The root and the path of a URI; the root of a local file is empty, and its path absolute.
 
-    Raises PlaceError for a URI that nothing here opens, or of which a part would be dropped or shown; looks at no file.
+    Raises PlaceError for a URI that cannot be opened, that would lose a part, or whose secret would be shown. Reads no file.
     """
     try:
         uri = urllib.parse.urlsplit(text)

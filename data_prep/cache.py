@@ -1,4 +1,4 @@
-"""Segment files of a store in a bucket, kept on this machine's disk: each is fetched once, whoever of its processes needs it.
+"""Caches segment files of a store in a bucket on this machine's disk: each is fetched once for all processes.
 
     file = SegmentCache.of(None).file(place, entry)         # ~/.cache/throughline/segments, or $XDG_CACHE_HOME/…
 
@@ -28,11 +28,11 @@ from data_prep.manifest import PartEntry
 MAX_BYTES = 64 << 30
 CHUNK = 4 << 20
 ABANDONED_SECONDS = 3600
-"""A file that was not written to for so long was left by a process that was killed while it fetched."""
+"""Seconds without a write after which a temporary file counts as left by a killed process."""
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for all of Throughline. Raises UserError where that cannot be known."""
+    """The user's cache folder for all of Throughline. Raises UserError if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "throughline"
     except RuntimeError:
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class SegmentCache:
-    """A folder of this machine."""
+    """A cache of segment files in a folder of this machine."""
 
     folder: Path
     most_bytes: int = MAX_BYTES
@@ -56,7 +56,7 @@ class SegmentCache:
         return SegmentCache(Path(Place.parse(text).path) if text else cache_folder() / "segments")
 
     def file(self, place: Place, entry: PartEntry) -> Path | None:
-        """The local copy of a part, fetched if need be. None where what is in the bucket is not what the manifest says.
+        """The local copy of a part, fetched if need be. None if the file in the bucket is not the one in the manifest.
 
         Raises OSError where the bucket cannot be read, or the disk is full.
         """
@@ -69,7 +69,7 @@ class SegmentCache:
         return path
 
     def _touch(self, path: Path, entry: PartEntry) -> bool:
-        """Whether the file is there; it is then the one that was used last."""
+        """Whether the file is there. If so, it is marked as the one used last."""
         try:
             if path.stat().st_size == entry.bytes:
                 os.utime(path)
@@ -86,13 +86,13 @@ class SegmentCache:
                 shutil.copyfileobj(stream, file, CHUNK)
             if staged.xxh3() != entry.xxh3:
                 return False
-            os.replace(staged.path, path)  # not synced: what a power cut damages is fetched again
+            os.replace(staged.path, path)  # not synced: a file that a power cut damages is fetched again
         finally:
             staged.delete()
         return True
 
     def _make_room(self, size: int) -> None:
-        """Remove what was used longest ago, and what a process left that was killed while it fetched."""
+        """Remove the files used longest ago until ``size`` bytes fit, and the temporary files that killed processes left."""
         with self._alone("room"):
             files = []
             for path in self.folder.iterdir():
@@ -106,5 +106,5 @@ class SegmentCache:
                     filled -= bytes
 
     def _alone(self, name: str) -> FileLock:
-        """Only one process of this machine at a time. The lock ends with its process."""
+        """A lock that one process of this machine holds at a time. It ends with its process."""
         return FileLock(self.folder / f".{name}.lock", fallback_to_soft=False)

@@ -1,8 +1,8 @@
-"""Documents of which the first tokens alone are kept, for corpora with an option that counts tokens.
+"""Cuts documents to their first tokens, for corpora with an option that counts tokens.
 
-    Cut(Pg19(validation_tokens=15_000), tokenizer)         # a corpus as any other, in the place of the one that it wraps
+    Cut(Pg19(validation_tokens=15_000), tokenizer)         # a corpus like any other, in place of the one that it wraps
 
-A document's words and bytes are those of what is kept: metrics by word and by byte stay right.
+A document's words and bytes are counted in the kept text: metrics by word and by byte stay right.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cut:
 
 
 def cut(corpus: Corpus, splits: Sequence[str], tokenizer: Tokenizer | TokenizerTraining) -> Corpus:
-    """The corpus as it is to be read: cut where it says so. Raises CorpusError where the tokenizer is to be trained on it first."""
+    """The corpus, cut if its options ask for it. Raises CorpusError if the tokenizer is still to be trained on it."""
     if not isinstance(corpus, CutsByTokens) or not any(corpus.first_tokens(split) for split in splits):
         return corpus
     if isinstance(tokenizer, TokenizerTraining):
@@ -67,7 +67,7 @@ def cut(corpus: Corpus, splits: Sequence[str], tokenizer: Tokenizer | TokenizerT
 
 
 def beginning(text: str, limit: int, tokenizer: Tokenizer) -> str:
-    """The longest beginning of a text that has no more than so many tokens."""
+    """The longest beginning of a text that has at most ``limit`` tokens."""
 
     def fits(characters: int) -> bool:
         return len(tokenizer.encode(text[:characters])) <= limit

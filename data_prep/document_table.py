@@ -1,4 +1,4 @@
-"""The table of a split's documents: an Arrow IPC file, a row for each document, that is read without making objects of its rows.
+"""The table of a split's documents: an Arrow IPC file with a row for each document, read without an object for each row.
 
     documents = read_table(folder, manifest.table)
     documents[3].title, documents.tokens[3]
@@ -76,7 +76,7 @@ class Documents(Sequence[DocumentEntry]):
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """int64 [documents]."""
+        """int64 [documents]. Tokens of each document."""
         return self.column("tokens")
 
 
@@ -84,7 +84,7 @@ def write_table(folder: Place, groups: Iterable[Mapping[str, Any]]) -> TableEntr
     """Write the table, a record batch for each group of documents.
 
     Args:
-        groups: a column [documents] for each field, numbers or strings.
+        groups: for each group, a column [documents] of numbers or strings for each field.
     """
     place = folder / NAME
     rows = 0
@@ -99,7 +99,7 @@ def write_table(folder: Place, groups: Iterable[Mapping[str, Any]]) -> TableEntr
 
 
 def _column(values: Any, type: pa.DataType) -> pa.Array:
-    """Numbers or strings. `pa.array` would import pandas first, to see whether these are of it."""
+    """Numbers or strings as an Arrow array. `pa.array` would import pandas first, to check for its types."""
     if type != pa.string():
         numbers = np.array(values, np.int64 if type == pa.int64() else np.int32)
         return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(numbers)])

@@ -39,7 +39,7 @@ class Source(NamedTuple):
     bytes: int
     """Size on the disk: about the size of the text."""
     place: Any = ""
-    """Where in the corpus it stands, in the corpus's own terms: a member of an archive; a file and an offset. In no fingerprint."""
+    """Its location in the corpus, in the corpus's own terms: a member of an archive; a file and an offset. In no fingerprint."""
 
 
 class Document(NamedTuple):
@@ -53,7 +53,7 @@ class Document(NamedTuple):
 
 
 class naming:
-    """Raise CorpusError, which names the document, for a UserError about its text."""
+    """Turn a UserError about a document's text into a CorpusError that names the document."""
 
     def __init__(self, document: Document) -> None:
         self._id = document.id
@@ -72,7 +72,7 @@ class Skipped:
 
     id: str
     reason: str
-    """In the words of the summary, `3 PDF only`: "PDF only", "empty". A corpus has few reasons."""
+    """As in the summary `3 PDF only`: "PDF only", "empty". A corpus has few different reasons."""
     count: int = 1
 
 
@@ -86,9 +86,9 @@ class Scanned(NamedTuple):
     words: int
     """Runs of non-whitespace, as `str.split` counts them."""
     xxh3: int
-    """xxh3-64 of the text's UTF-8 bytes; of a document with targets, of both (`tally`)."""
+    """xxh3-64 of the text's UTF-8 bytes, and of the targets if there are any (see `tally`)."""
     place: Any = ""
-    """That of its source."""
+    """Place of its source."""
 
 
 NOTHING = "_"
@@ -107,8 +107,8 @@ class Corpus(Protocol):
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Read some sources of one split, given in the order of `sources(split)`, one at a time.
 
-        Each gives any number of Skipped and then at most one Document, of the source's id; nothing is kept of it once it
-        was taken. A run of neighbours is read in one go: an archive is opened once.
+        Each source gives any number of Skipped and then at most one Document, with the source's id. The corpus keeps no document
+        that it has yielded. Neighbouring sources are read in one pass: an archive is opened once.
 
         Raises CorpusError where a document cannot be read.
         """
@@ -120,7 +120,7 @@ class Corpus(Protocol):
 
 
 def check_least(corpus: Corpus, **least: int) -> None:
-    """Raises CorpusError where a field of a corpus is less than the least that it may be."""
+    """Raises CorpusError if a field of a corpus is smaller than its bound in `least`."""
     for field, bound in least.items():
         value = getattr(corpus, field)
         if value < bound:
@@ -129,21 +129,21 @@ def check_least(corpus: Corpus, **least: int) -> None:
 
 @runtime_checkable
 class Remarks(Protocol):
-    """A corpus that has something to say on its splits, which `prepare` prints."""
+    """A corpus with remarks on its splits, which `prepare` prints."""
 
     def remarks(self, split: str, documents: Sequence[Scanned]) -> list[str]: ...
 
 
 @runtime_checkable
 class SplitsByHash(Protocol):
-    """A corpus that may have no splits of its own: `split_of` each document's id is its split then."""
+    """A corpus that may have no splits of its own. The split of a document is then `split_of` its id."""
 
     def splits_by_hash(self) -> bool: ...
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """A corpus that says itself what is to be predicted: a task. Its documents have targets, and its tokens are its symbols."""
+    """A corpus that labels its tokens itself: a task. Its documents have targets, and its symbols are its tokens."""
 
     def symbols(self) -> Sequence[str]:
         """Every word that its texts and targets may hold, without blanks inside; a symbol's place is its token id."""
@@ -151,7 +151,7 @@ class Labelled(Protocol):
 
 
 SMALL = 1000
-"""A corpus of so many sources has documents in each split, whatever their names."""
+"""A corpus with this many sources is taken to have documents in each split, whatever their names."""
 
 
 def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Source]]:
@@ -166,7 +166,7 @@ def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Sour
     if not (isinstance(corpus, SplitsByHash) and corpus.splits_by_hash()):
         return found
     every = {split: list(found[split] if split in found else corpus.sources(split)) for split in SPLITS}
-    # A source without bytes is empty, or stands for what was left out.
+    # A source without bytes is empty, or stands for items that were left out.
     documents = {split: sorted((s for s in every[split] if s.bytes), key=_hash_of) for split in SPLITS}
     if sum(map(len, every.values())) < SMALL and sum(map(len, documents.values())) >= 3:
         for split in [split for split in SPLITS if not documents[split]]:
@@ -189,7 +189,7 @@ def split_of(name: str) -> str:
 
 
 def place_of(name: str, source: str, needed: str = "folder: give --source FOLDER, or a file") -> Place:
-    """What `--source` names. Raises CorpusError where it is not given or not there."""
+    """The file or folder that `--source` names. Raises CorpusError if it is not given or does not exist."""
     if not source:
         raise CorpusError(f"corpus {name} needs a {needed}")
     root = Place.parse(source)
@@ -244,18 +244,18 @@ def decode(data: bytes, codec: str) -> str | None:
 
 
 def refuse_packed(head: bytes, where: str) -> None:
-    """Raises CorpusError where a file that begins with these bytes is packed, and not the text that it should be."""
+    """Raises CorpusError if a file that begins with these bytes is packed, and so no text."""
     packing = packing_of(head[:HEAD])
     if packing:
         raise CorpusError(f"{where} is packed ({packing}): unpack it, and give the file that is in it")
 
 
 def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
-    """The text of some bytes; a byte-order mark at a file's beginning is no part of it, and says how the text is encoded.
+    """The text of some bytes. A byte-order mark at a file's beginning gives the encoding, and is not part of the text.
 
     Args:
-        where: the file.
-        offset: at which the bytes begin in it.
+        where: name of the file, for errors.
+        offset: position in the file at which the bytes begin.
 
     Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed.
     """
@@ -288,24 +288,24 @@ def scan(document: Document, place: Any = "") -> Scanned | Skipped:
 
 
 PIECE = 1 << 18
-"""Characters that are looked at together: so a long text needs no memory beside its own, and stays in the cache."""
+"""Characters of a text that are processed at a time, so that a long text needs little extra memory and fits the CPU's cache."""
 
 
 SHORT_TEXT = 4096
-"""Characters up to which a text is looked at as a whole, which is quicker than by pieces."""
+"""The most characters of a text that is processed as a whole, which is faster than in pieces."""
 
 
 def tally(text: str | bytes, targets: str | None = None) -> tuple[int, int, int]:
-    """UTF-8 bytes of a text, its words, and the xxh3-64 of the bytes, followed by a 0 and the targets if there are any.
+    """Number of UTF-8 bytes and of words of a text, and the xxh3-64 of its bytes, followed by a 0 and the targets if there are any.
 
-    Words are those of ``text.split()``, which a long text does not make; of bytes those that ASCII white space separates.
+    Words are counted as in ``text.split()``, but a long text makes no list of them. In bytes, ASCII white space separates words.
     """
     if isinstance(text, str) and len(text) <= SHORT_TEXT and targets is None:
         data = text.encode()
         return len(data), len(text.split()), xxhash.xxh3_64_intdigest(data)
     size = words = 0
     found = xxhash.xxh3_64()
-    inside = False  # a word that began in the piece before
+    inside = False  # whether the piece before ended within a word
     for piece, data in _pieces(text):
         size += len(data)
         found.update(data)

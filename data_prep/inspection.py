@@ -17,7 +17,7 @@ QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "longest"
 
 
 def length_quantiles(lengths: np.ndarray) -> dict[str, int]:
-    """Tokens of a document at each of QUANTILES."""
+    """Length of a document, in tokens, at each of QUANTILES."""
     values = (
         np.quantile(lengths, list(QUANTILES.values()), method="nearest") if len(lengths) else np.zeros(len(QUANTILES))
     )
@@ -44,9 +44,9 @@ class LanePassage:
     document: int
     title: str
     offset: int
-    """Token of the document; 0 where the document begins here."""
+    """Offset of its first token in the document; 0 if the document begins here."""
     tokens: int
-    """In this segment."""
+    """Tokens of the passage in this segment."""
     of: int
     """Tokens of the whole document."""
     text: str

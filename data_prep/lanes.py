@@ -90,17 +90,17 @@ class TrainingLanes:
     """An endless schedule: epochs of seeded permutations, or of the documents in sequence, one after the other without a gap.
 
     The next document of the stream goes to the lane that is free first (ties: the lowest lane), at that lane's next block.
-    No lane is ever idle. The schedule is extended as far as the steps that are asked for, and the answer does not depend on
-    the order in which they are asked; but documents that ended before a step asked for are forgotten, and for the `spans` or
-    `cursor` of an earlier one all are placed once more.
+    No lane is ever idle. The schedule grows as far as the steps that are asked for; their order does not change the answers.
+    Documents that ended before a requested step are forgotten. The `spans` or `cursor` of an earlier step place all documents
+    again.
 
     Args:
         lengths: tokens of each document, in the manifest's order. Documents without tokens are left out.
         lanes: rows of the global batch.
         segment_length: tokens of a lane in one step (T).
         block: the model's block, in tokens; divides `segment_length`.
-        seed: of the permutations.
-        fingerprint: the manifest's; part of the permutations' key.
+        seed: seed of the permutations.
+        fingerprint: fingerprint of the manifest; part of the permutations' key.
         order: shuffled, or sequential: each epoch in the manifest's order.
 
     Raises:
@@ -142,7 +142,7 @@ class TrainingLanes:
         if self.sequential:
             return self._documents
         key = xxhash.xxh3_128_intdigest(f"{self.fingerprint}:{self.seed}:{epoch}".encode())
-        # Sorting raw bits, since numpy keeps those stable between its versions and `permutation` it does not.
+        # Sorts raw bits: numpy keeps them the same in all its versions, but not the results of `permutation`.
         bits = np.random.Philox(key=key).random_raw(len(self._documents))
         return self._documents[np.argsort(bits, kind="stable")]
 
@@ -154,7 +154,7 @@ class TrainingLanes:
         self._timeline.extend((step + 1) * blocks, step * blocks)
 
     def _recall(self, step: int) -> None:
-        """Where the documents of a step were forgotten, all are placed once more."""
+        """Begin the schedule again if documents of this step were forgotten."""
         if step * self._timeline.blocks_per_step < self._timeline.forgotten:
             self._timeline = self._begin()
 
@@ -176,7 +176,7 @@ class TrainingLanes:
         return int(self._timeline.valid[:step].sum())
 
     def epoch(self, step: int) -> float:
-        """Tokens of all steps before this one, per token of the store."""
+        """Epochs before this step: tokens of all earlier steps, per token of the store."""
         return self.tokens_before(step) / self.tokens_per_epoch
 
     def cursor(self, step: int) -> np.ndarray:
@@ -195,10 +195,10 @@ class EvaluationLanes:
     """A finite schedule: every document once, the longest first, each onto the lane that has least to do.
 
     Args:
-        limit_tokens: read about this many tokens instead of all, for a quick estimate: of documents spread over the range of
-            lengths, each read for long (`_clip`).
-        aligned: documents begin where segments do: what happens to a lane at the start of each segment then happens at the same
-            places of a document, whatever the lanes. The rest of a document's last segment is idle.
+        limit_tokens: read about this many tokens instead of all, for a quick estimate: long beginnings of a few documents, spread
+            over the range of lengths (`_clip`).
+        aligned: documents begin only where segments begin, so that segments divide a document at the same places whatever the
+            number of lanes. The rest of a document's last segment is idle.
 
     The other arguments, and the errors, are those of `TrainingLanes`.
     """
@@ -248,16 +248,16 @@ class EvaluationLanes:
 
 SAMPLE_DOCUMENTS = 8
 SAMPLE_TOKENS = 16_384
-"""Tokens that a sample reads of a document, at least, unless it is shorter. Or an eighth of the sample, if that is less."""
+"""Least tokens that a sample reads of a document, unless the document or an eighth of the sample is shorter."""
 
 
 def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     """int64 [documents]: how many tokens to read of each, about `limit` in all.
 
-    State that is carried shows only far into a document. So where the beginnings of all would be short, most documents are left
-    out (0), and the others are long: those in which evenly spaced tokens of the split lie, in order of length, as many as give
-    `SAMPLE_TOKENS` each or all they have. They are then clipped to one length, a multiple of the block, that makes the most of the
-    limit. Neither lanes nor segments change the choice: runs that differ in these are compared on the same text.
+    Carried State shows its effect only far into a document. So most documents are left out (0) if the beginnings of all would be
+    short. The chosen documents hold evenly spaced tokens of the split, in order of length. There are as many as can give
+    `SAMPLE_TOKENS` each, or all they have. They are clipped to one length, the multiple of the block that best fills the limit.
+    Lanes and segments do not change the choice: runs that differ in these are compared on the same text.
     """
     if limit < 1:
         raise UserError(f"limit_tokens is {limit}: give at least 1, or leave it out to read everything")
@@ -266,13 +266,13 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     enough = max(block, min(limit // SAMPLE_DOCUMENTS, SAMPLE_TOKENS))
 
     def at(spacing: int) -> np.ndarray:
-        """The documents with a token at an odd multiple of half the spacing: all for 1, one for all tokens."""
+        """Documents with a token at an odd multiple of half the spacing: all of them for 1, one if all tokens are the spacing."""
         return order[np.diff((ends + spacing // 2) // spacing, prepend=0) > 0]
 
     def fits(spacing: int) -> bool:
         return int(np.minimum(lengths[at(spacing)], enough).sum()) <= limit
 
-    # Those of the widest spacing are taken though they do not fit.
+    # The documents of the widest spacing are taken even if they do not fit.
     chosen = at(1 + bisect_left(range(1, int(ends[-1])), True, key=fits))
     read = np.zeros_like(lengths)
     read[chosen] = _to_one_length(lengths[chosen], block, limit)
@@ -280,7 +280,7 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
 
 
 def _to_one_length(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
-    """Clip every document to one length, such that the sum is as near below `limit` as whole blocks allow; to a block at least."""
+    """Clip every document to one length: the most blocks with which the sum is at most `limit`, but at least one."""
     blocks = range(1, int(lengths.max()) // block + 2)
     fit = bisect_right(blocks, limit, key=lambda count: int(np.minimum(lengths, count * block).sum()))
     return np.minimum(lengths, max(fit, 1) * block)

@@ -25,13 +25,13 @@ from common.files import seal, unseal
 SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
 LABELLED_SCHEMA = 3
-"""That of a split whose corpus labels its tokens itself; others stay readable for older code, and the same to the byte."""
+"""Version for a split whose corpus labels its tokens itself. Older code can read all other splits, whose bytes stay the same."""
 
 REMEDY = "prepare this split again with --overwrite"
 
 
 class StoreError(UserError):
-    """A store is missing, damaged, or made from something else than what was asked for."""
+    """A store is missing, damaged, or made from other inputs than those that were asked for."""
 
 
 class MissingSplit(StoreError):
@@ -47,7 +47,7 @@ class TokenizerInfo:
     """Always the last id, `vocab_size - 1`."""
     fingerprint: str
     lossless: bool
-    """Whether decoding gave back the sampled text exactly, and no text holds what the tokenizer is seen to fold."""
+    """Whether decoding gave back the sampled text exactly, and no text holds characters that the tokenizer changes (`folded`)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Totals:
     bytes: int
     """UTF-8 bytes of the text."""
     labels: int | None = None
-    """Tokens with a target, where the corpus labels its tokens itself; not in the JSON of others."""
+    """Tokens with a target, if the corpus labels its tokens itself; the JSON of other corpora lacks it."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class PartEntry:
     xxh3: str
     """xxh3-64 of the whole file."""
     frame_xxh3: str
-    """xxh3-64 of what lies before and after the record batches: the Arrow schema and footer."""
+    """xxh3-64 of the bytes before and after the record batches: the Arrow schema and footer."""
     batches: tuple[RecordBatchEntry, ...]
 
     @staticmethod
@@ -103,7 +103,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class DocumentEntry:
-    """One row of that table."""
+    """One row of the table of the documents."""
 
     id: str
     title: str
@@ -139,7 +139,7 @@ class Manifest:
 
     @property
     def labelled(self) -> bool:
-        """Whether its tokens have targets of their own, and not the next token."""
+        """Whether its tokens have targets of their own, instead of the next token."""
         return self.totals.labels is not None
 
     @property
@@ -185,12 +185,12 @@ class Manifest:
 
 
 class ChecksummedSink:
-    """A file for Arrow's writers that checksums what goes through it to a stream.
+    """A file for Arrow's writers that passes bytes on to a stream and computes their checksums.
 
     Attributes:
         position: bytes written.
-        whole: checksum of them all.
-        frame: checksum of the first `header` bytes and of what is written outside of sections.
+        whole: checksum of all bytes.
+        frame: checksum of the first `header` bytes and of all bytes written outside of sections.
     """
 
     closed = False
@@ -205,7 +205,7 @@ class ChecksummedSink:
 
     @contextmanager
     def section(self) -> Iterator[xxhash.xxh3_64]:
-        """The checksum of what is written in this block."""
+        """The checksum of the bytes that are written in this block."""
         self._section = xxhash.xxh3_64()
         yield self._section
         self._section = self.frame

@@ -1,4 +1,4 @@
-"""Packed files: which packing the first bytes of a file show, and reading those that can be read as a stream.
+"""Recognises packed files by their first bytes, and reads those that can be read as a stream.
 
 packing_of(head)                                  # "gzip", "bzip2", "7z", "tar"…; "" for a file that is not packed
 unpacked(raw, "gzip").read(1 << 20)               # the bytes inside, as many as asked for
@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 HEAD = 512
-"""`packing_of` needs so many bytes of a file."""
+"""Bytes at a file's beginning that `packing_of` needs."""
 PIECE = 1 << 16
 XZ_MEMORY = 256 << 20
 """Memory that unpacking an .xz or .lzma file may take; `xz -9` needs 65 MiB."""
@@ -43,7 +43,7 @@ _PACKINGS = {
     "cabinet": rb"MSCF\0\0\0\0",
     "tar": rb".{257}ustar",
 }
-"""How a file of each packing begins."""
+"""Regular expressions for the first bytes of a file, by packing."""
 READ = ("gzip", "bzip2", "xz", "lzma", "zstd")
 """The packings that `unpacked` reads."""
 
@@ -58,7 +58,7 @@ def packing_of(head: bytes) -> str:
 
 
 def unpacked(raw: Any, packing: str) -> Any:
-    """A stream of the bytes in a packed one, which has a method `read`. Streams that follow each other are one.
+    """A stream of the unpacked bytes of `raw`, which has a method `read`. Packed streams that follow each other are read as one.
 
     Zeros behind the last one, which tapes and some disks add, are left out.
 
@@ -92,7 +92,7 @@ def zstd_module() -> Any:
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes of packed streams that follow each other.
+    """The unpacked bytes of packed streams that follow each other.
 
     Args:
         start: makes a decompressor of one stream, with the interface that bz2, lzma and zstd of the standard library share.

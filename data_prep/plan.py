@@ -3,7 +3,7 @@
 A plan depends on the documents and the parameters alone, never on the number of workers or on time. The chain is
 corpus content → tokenizer → parameters → fingerprint of the manifest.
 
-The driver keeps of each document its source and three numbers, in arrays; whatever else is known of it passes through.
+The driver keeps a source and three numbers for each document, in arrays, and little else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from data_prep.sources import names_of, reread, take
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
 
 SAMPLE_BYTES = 16 << 20
-"""A tokenizer is trained on about so much text of the train split."""
+"""A tokenizer is trained on about this many bytes of text of the train split."""
 
 SAMPLED = 16
-"""About so many documents of a split show whether the tokenizer is lossless."""
+"""About this many documents of a split are decoded again, to see whether the tokenizer is lossless."""
 
 MIN_PART_BYTES = 1 << 20
 """A small split is cut into more parts than `part_bytes` asks for, so that workers can share it, but none smaller than this."""
@@ -38,7 +38,7 @@ ROW_TOKENS = 1024
 """Tokens of a row in a store of long documents."""
 
 BYTES_PER_TOKEN = 4
-"""Bytes of text per token, about, unless the tokenizer is `bytes`."""
+"""Estimated bytes of text per token, unless the tokenizer is `bytes`."""
 
 LINES = 1 << 14
 """Documents whose lines are digested together."""
@@ -49,11 +49,11 @@ class ScannedGroup:
     """The scan of some sources, in their order."""
 
     kept: np.ndarray
-    """int64. Those of them that are documents."""
+    """int64. Indices of the sources that are documents."""
     bytes: np.ndarray
     """int64 [kept]. UTF-8 bytes of the text."""
     words: np.ndarray
-    """int64 [kept]."""
+    """int64 [kept]. Words of the text."""
     xxh3: np.ndarray
     """uint64 [kept]. xxh3-64 of the bytes."""
     titles: dict[int, str]
@@ -61,7 +61,7 @@ class ScannedGroup:
     skipped: dict[str, int]
     """Counts of skipped items, by reason."""
     raw: bool
-    """Whether there are texts of bytes among them, which are never decoded."""
+    """Whether some texts are bytes, which are never decoded."""
 
     def checksums(self, run: slice = slice(None)) -> list[str]:
         """The xxh3-64 of some documents, in hexadecimal digits."""
@@ -70,7 +70,7 @@ class ScannedGroup:
 
     @staticmethod
     def join(groups: Sequence[ScannedGroup], sizes: Sequence[int]) -> ScannedGroup:
-        """One group of many. `sizes` are their numbers of sources."""
+        """Join groups into one. `sizes` are the numbers of sources of each."""
         starts = np.cumsum([0, *sizes])
         firsts = np.cumsum([0, *(len(group.kept) for group in groups)])
         skipped: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
         if isinstance(item, Document):
             raw = raw or isinstance(item.text, bytes)
             if symbols:
-                encode_labelled(item, symbols)  # before a byte is written: every symbol is known, and has a target
+                encode_labelled(item, symbols)  # before a byte is written: raises for an unknown symbol or no target
         found = item if isinstance(item, Skipped) else scan(item)
         if isinstance(found, Skipped):
             skipped[found.reason] += found.count
@@ -121,7 +121,7 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
         words.append(found.words)
         checksums.append(found.xxh3)
 
-    # Not a loop with a name for the document: it would keep one while the next is read.
+    # Not a loop: its variable would keep one document in memory while the next is read.
     deque(map(look_at, corpus.read(sources)), maxlen=0)
     return ScannedGroup(
         kept=np.array(kept, np.int64),
@@ -251,7 +251,7 @@ class SplitPlan:
         return digest(self.inputs)
 
     def difference(self, made: Manifest) -> str:
-        """In what a split of another fingerprint differs, in words: `segment_length (512, now 1024)`."""
+        """The differences of a split with another fingerprint, in words: `segment_length (512, now 1024)`."""
         old, new, words = made.inputs, self.inputs, []
         if old["corpus"] != new["corpus"]:
             counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
@@ -266,7 +266,7 @@ class SplitPlan:
 
     @cached_property
     def parts(self) -> tuple[range, ...]:
-        """The documents of each part: consecutive ones, until it holds `part_bytes` of text, or a 32nd of a small split."""
+        """The documents of each part: consecutive ones, until the part holds `part_bytes` of text, or a 32nd of a small split."""
         limit = min(self.part_bytes, max(MIN_PART_BYTES, self.scan.bytes // 32))
         return tuple(group_by_bytes(self.scan.documents.group.bytes, limit))
 
@@ -349,7 +349,7 @@ class SplitPlan:
 
 
 def is_mostly_padding(scan: SplitScan, tokenizer: Tokenizer, segment_length: int) -> bool:
-    """Whether rows of so many tokens would hold more padding than tokens, by the sizes of the documents."""
+    """Whether rows of `segment_length` tokens would hold more padding than tokens, estimated from the documents' sizes."""
     group = scan.documents.group
     if isinstance(scan.corpus, Labelled):
         tokens = group.words
@@ -378,7 +378,7 @@ def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
 
 
 def sample_documents(scan: SplitScan) -> np.ndarray:
-    """int64. About `SAMPLE_BYTES` of documents, chosen by a hash of their ids, in the corpus's order."""
+    """int64. Indices of documents with about `SAMPLE_BYTES` of text, chosen by a hash of their ids, in the corpus's order."""
     documents = scan.documents
     ids, _ = documents.names_of(range(len(documents)))
     keys = np.fromiter((xxhash.xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
@@ -388,7 +388,7 @@ def sample_documents(scan: SplitScan) -> np.ndarray:
 
 
 def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
-    """The lines of some documents, the longest cut so that SentencePiece does not leave them out."""
+    """The lines of some documents. Long lines are cut, since SentencePiece would leave them out."""
     group = scan.documents.group
     sources = take(scan.documents.sources, group.kept[documents])
     for document in reread(scan.corpus, sources, group.xxh3[documents].tolist()):

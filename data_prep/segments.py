@@ -1,4 +1,4 @@
-"""Write one part of a split: an Arrow IPC file of token segments, and what the manifest says of it.
+"""Writes one part of a split: an Arrow IPC file of token segments, and its entry for the manifest.
 
 A row is one segment: `document` (int32, index in the split's manifest), `offset` (int64, token offset in the document),
 `length` (int32, valid tokens) and `tokens` (fixed_size_list<uint16|uint32>[segment_length]; the last row of a document is
@@ -9,7 +9,7 @@ tokens are one contiguous buffer. Small documents share a record batch of about 
 In rows of one token (`segment_length` 1) the columns `document`, `offset` and `length` would take eight times the tokens' space,
 and say nothing: they are left out, and ids stand back to back. That is how a split of short documents is stored.
 
-Documents pass through one at a time, short ones some at a time, and a record batch is written as soon as it is full: a part costs
+Documents pass through one at a time, short ones in groups, and a record batch is written as soon as it is full: a part costs
 memory for one record batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits
 it (sharding.py).
 """
@@ -50,7 +50,7 @@ TOGETHER = 1 << 16
 """Characters of short documents that are encoded together."""
 
 MAGIC = b"ARROW1\0\0"
-"""How an Arrow IPC file begins; the schema follows."""
+"""The first bytes of an Arrow IPC file; the schema follows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +78,16 @@ class PartResult:
     """The ledger entry of a finished part, which goes into the manifest and the table of documents."""
 
     fingerprint: str
-    """That of its plan."""
+    """Fingerprint of its plan."""
     part: PartEntry
     tokens: np.ndarray
-    """int64 [documents]."""
+    """int64 [documents]. Tokens of each."""
     batches: np.ndarray
     """int64 [documents]. Record batch that each is in."""
     rows: np.ndarray
     """int64 [documents]. First row of each in its record batch."""
     lossless: bool
-    """Whether the sampled documents decode to what they were, and none holds what the tokenizer is seen to fold."""
+    """Whether the sampled documents decode to their text, and no document holds characters that it changes (`folded`)."""
     labels: int | None = None
     """Tokens with a target, where the corpus labels its tokens itself."""
 
@@ -140,19 +140,19 @@ def arrow_schema(dtype: np.dtype, segment_length: int, labelled: bool = False) -
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Documents to be written that follow each other."""
+    """The tokens of consecutive documents, to be written."""
 
     first: int
-    """Index in the split's manifest of the first."""
+    """Index of the first document in the split's manifest."""
     lengths: np.ndarray
     """int64 [documents]. Tokens of each."""
     tokens: np.ndarray
-    """[tokens of all]"""
+    """[tokens of all documents], one document after the other."""
     targets: np.ndarray | None = None
     """int32 [tokens of all], where the corpus labels its tokens itself."""
 
     def document(self, i: int) -> Encoded:
-        """One of them alone."""
+        """One of these documents alone."""
         stop = int(self.lengths[: i + 1].sum())
         own = slice(stop - int(self.lengths[i]), stop)
         targets = None if self.targets is None else self.targets[own]
@@ -160,7 +160,7 @@ class Encoded:
 
 
 def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of whole documents."""
+    """A record batch with the rows of whole documents."""
     lengths_N = np.concatenate([block.lengths for block in blocks])
     rows_N = -(-lengths_N // segment_length)
     total = int(rows_N.sum())
@@ -189,7 +189,7 @@ def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Sche
 
 
 def _places(lengths_N: np.ndarray, segment_length: int, start: int) -> slice | np.ndarray:
-    """Where the tokens of some documents stand, each of which begins a row: slots of a column, the first of them at `start`."""
+    """Slots of a column for the tokens of some documents, each of which begins a row. The first slot is `start`."""
     if segment_length == 1 or len(lengths_N) == 1:
         return slice(start, start + int(lengths_N.sum()))
     slots_N = -(-lengths_N // segment_length) * segment_length
@@ -198,7 +198,7 @@ def _places(lengths_N: np.ndarray, segment_length: int, start: int) -> slice | n
 
 
 def arrow_array(values: np.ndarray) -> pa.Array:
-    """The same memory as an Arrow array. `pa.array` would import pandas in every worker, to see whether this is of it."""
+    """The same memory as an Arrow array. `pa.array` would import pandas in every worker, to check for its types."""
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
@@ -239,7 +239,7 @@ def write_part(
 
 
 def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Short documents some at a time, each other one alone."""
+    """Documents in groups: short ones together, each longer one alone."""
     some: list[Document] = []
     size = 0
     for document in documents:
@@ -260,9 +260,9 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _encode_all(documents: Sequence[Document], first: int, tokenizer: Tokenizer) -> Encoded:
-    """Some documents, of which the first has this index in the split's manifest."""
+    """Encode some documents. ``first``: index of the first one in the split's manifest."""
     if len(documents) > 1 and isinstance(tokenizer, BatchTokenizer):
-        # Where one cannot be encoded, all are encoded one by one below: the error is to name it.
+        # If one cannot be encoded, all are encoded one by one below, so that the error names it.
         with suppress(TokenizerError):
             tokens, lengths_N = tokenizer.encode_batch([document.text for document in documents])
             return Encoded(first, lengths_N, tokens)
@@ -281,7 +281,7 @@ def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
 
 
 def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:
-    """Whether a text's first tokens, of `total`, read as its beginning; all of them, as the whole."""
+    """Whether a text's first tokens decode to its beginning, or to the whole text if there are `total` of them."""
     if isinstance(text, bytes):
         text = text[: 4 * SAMPLE_TOKENS].decode(errors="replace")
     found = tokenizer.decode(tokens)

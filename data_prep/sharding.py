@@ -48,7 +48,7 @@ def run_tasks(
         calls: taken one by one as there is room for them.
         num_workers: 0 runs in this process. Otherwise Ray tasks, at most twice as many in flight; Ray must be initialised.
 
-    Raises what a call raised; calls that are still running are given up.
+    Raises the error of a call that failed, and cancels the calls that are still running.
     """
     if num_workers == 0:
         for key, arguments in calls:
@@ -135,7 +135,7 @@ def prepare_splits(
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
-        for plan in plans.values():  # a digest of every document, which the manifests need, while the workers write
+        for plan in plans.values():  # digests every document for the manifests, while the workers write
             committer.submit(lambda plan=plan: plan.fingerprint)
 
         def store(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
@@ -167,7 +167,7 @@ def commit_part(folder: Place, index: int, staged: Place, result: PartResult) ->
 
 
 def discard_split(folder: Place, unfinished: bool = False) -> None:
-    """Remove a finished split, its manifest first: whatever happens then, it is not taken for a finished one.
+    """Remove a finished split, its manifest first: an interrupted removal then leaves no split that looks finished.
 
     Args:
         unfinished: also remove a split that was not finished; else it stays, so that a killed preparation that overwrites resumes
@@ -181,13 +181,13 @@ def discard_split(folder: Place, unfinished: bool = False) -> None:
 
 
 def tidy_split(folder: Place) -> None:
-    """Remove from a finished split what is not of it: the ledger, and what a process that was killed was writing."""
+    """Remove the leftovers of writing from a finished split: the ledger, and the temporary files of killed processes."""
     remove_temporary(folder)
     (folder / "ledger").delete()
 
 
 def remove_temporary(folder: Place) -> None:
-    """Remove what a process that was killed was writing to a folder."""
+    """Remove the temporary files of killed processes from a folder."""
     for file in folder.list():
         if file.name.endswith(TEMPORARY):
             file.place.delete()
@@ -237,7 +237,7 @@ def _finish(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int
 
 
 def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
-    """The manifest of a split that another machine has finished meanwhile, where it is that of the same plan."""
+    """The manifest of a split that another machine has finished meanwhile by the same plan; else None."""
     place = folder / "manifest.json"
     with contextlib.suppress(FileNotFoundError):
         manifest = Manifest.from_json(place.read_bytes(), place.shown)
@@ -245,7 +245,7 @@ def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
 
 
 def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
-    """The manifest, after the table of the documents was written. Raises FileNotFoundError where the ledger is gone."""
+    """Write the table of the documents; returns the manifest. Raises FileNotFoundError if the ledger is gone."""
     parts: list[PartEntry] = []
     tokens = 0
     lossless = True
@@ -279,7 +279,7 @@ def _write_part(
     tokenizer: tuple[Place, str],
     segment_length: int,
 ) -> tuple[Place, PartResult] | None:
-    """Write a part under a staged name; None where the ledger names it and it is what the ledger says."""
+    """Write a part under a staged name. Returns None if the ledger names the part and its bytes are intact."""
     if known and _is_committed(folder, part):
         return None
     return write_part(folder, part, corpus, _tokenizer(*tokenizer), segment_length)

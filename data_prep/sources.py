@@ -33,7 +33,7 @@ class NumberedFile:
 
 @dataclass(frozen=True, eq=False)
 class NumberedSources(Sequence[Source]):
-    """The documents of some files, made into objects as they are asked for; and some other sources after them."""
+    """The sources of numbered documents, made into objects as they are asked for, followed by some other sources."""
 
     split: str
     files: tuple[str, ...]
@@ -83,7 +83,7 @@ class NumberedSources(Sequence[Source]):
         yield from self.others
 
     def take(self, indices: np.ndarray) -> NumberedSources:
-        """Those at some places (int64, in ascending order)."""
+        """The sources at some indices (int64, in ascending order)."""
         own = indices[indices < len(self.numbers)]
         count = len(self.numbers)
         others = tuple(self.others[i - count] for i in indices[len(own) :].tolist())
@@ -92,20 +92,20 @@ class NumberedSources(Sequence[Source]):
         )
 
     def names(self) -> list[str]:
-        """Id and title in one of each document, without the other sources."""
+        """The name of each numbered document, which is its id and its title. The other sources are left out."""
         named = zip(self.file.tolist(), self.numbers.tolist(), strict=True)
         return [f"{self.files[file]}:{number}" for file, number in named]
 
 
 def take(sources: Sequence[Source], indices: np.ndarray) -> Sequence[Source]:
-    """The sources at some places (int64, in ascending order)."""
+    """The sources at some indices (int64, in ascending order)."""
     if isinstance(sources, NumberedSources):
         return sources.take(indices)
     return [sources[i] for i in indices.tolist()]
 
 
 def names_of(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
-    """Ids and titles."""
+    """Ids and titles of some sources."""
     if isinstance(sources, NumberedSources):
         names = sources.names()
         return names + [s.id for s in sources.others], names + [s.title for s in sources.others]
@@ -120,13 +120,13 @@ def sizes_of(sources: Sequence[Source]) -> np.ndarray:
 
 
 def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
-    """Documents that a scan saw, once more, in the order of the scan.
+    """Read the documents that a scan saw once more, in the order of the scan.
 
     Args:
-        sources: of these documents alone.
-        checksums: the xxh3 of each.
+        sources: sources of these documents alone.
+        checksums: xxh3-64 of each document.
 
-    Raises CorpusError where one is no longer what the scan saw.
+    Raises CorpusError if a document has changed since the scan.
     """
     ids, _ = names_of(sources)
     expected = zip(ids, checksums, strict=True)

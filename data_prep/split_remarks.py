@@ -27,7 +27,7 @@ from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded
 
 
 def check_outside(corpus: Corpus, folder: Place) -> None:
-    """Raises StoreError where a corpus's folder in a store lies in the folder of its texts, and holds files that it would read."""
+    """Raises StoreError if a corpus's folder in a store lies in the folder of its texts, and its files would be read as texts."""
     if not (isinstance(corpus, Text | JsonLines) and corpus.source and folder.is_local):
         return
     root = Place.parse(corpus.source)
@@ -43,7 +43,7 @@ def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> N
     """Raises StoreError where no split has a document.
 
     Args:
-        each: also where one of the splits has none, since they were named.
+        each: raise also if one of the splits has none, since the user named the splits.
     """
     empty = [scan for scan in scans if not scan.documents]
     if empty and each:
@@ -55,7 +55,7 @@ def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> N
 
 
 def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
-    """Encode every document, where the tokenizer's vocabulary may not cover them: before their splits are replaced.
+    """Encode every document if the vocabulary may not cover all texts, so that errors come before splits are replaced.
 
     Raises CorpusError naming the first document that it cannot encode.
     """
@@ -69,7 +69,7 @@ def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
 
 
 def empty_split(corpus: Corpus, scan: SplitScan) -> str:
-    """The sentence on a split without documents, without its name."""
+    """The message on a split without documents. It does not name the split."""
     remedy = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
     if isinstance(corpus, Task):
         remedy = f"give --{scan.split} 1 or more"
@@ -79,7 +79,7 @@ def empty_split(corpus: Corpus, scan: SplitScan) -> str:
 
 
 def _without_text(scans: Sequence[SplitScan]) -> str:
-    """That some splits have no document, with the reasons for which anything of theirs was skipped."""
+    """The words for splits without documents, with the reasons for which their items were skipped."""
     skipped: Counter[str] = Counter()
     for scan in scans:
         skipped.update(scan.skipped)
@@ -88,7 +88,7 @@ def _without_text(scans: Sequence[SplitScan]) -> str:
 
 
 def difference_of_standing(store: SegmentStore, scans: Mapping[str, SplitScan]) -> str:
-    """In what a split that stays in a store does not go with newly scanned ones, in words; "" where it does."""
+    """Why a split that stays in a store does not fit newly scanned ones, in words; "" if it fits."""
     texts = np.array([int(digest, 16) for digest in store.documents.texts("xxh3")], np.uint64)
     shared = {split: int(np.isin(scan.documents.group.xxh3, texts).sum()) for split, scan in scans.items()}
     both = " and ".join(f"{count:,} of {split}" for split, count in shared.items() if count)

@@ -32,7 +32,7 @@ from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
 
 REMOTE_BYTES = 512 << 20
-"""Without a cache, tokens of a store that is not local are kept up to so many bytes, and read and checked again after that."""
+"""Without a cache, this many bytes of a remote store's tokens are kept in memory; others are read and checked again."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that cannot hold a cache."""
@@ -42,14 +42,14 @@ VIEWS = 1 << 16
 
 
 Columns = tuple[np.ndarray, ...]
-"""Tokens, and of a labelled store the targets too."""
+"""Arrays of tokens, and in a labelled store of targets."""
 
 
 class SegmentStore:
     """One split. Documents are numbered as in the manifest.
 
     Attributes:
-        manifest: what the split holds and was made from.
+        manifest: contents and inputs of the split.
         documents: the table of the documents, and its columns.
         lengths: int64 [documents], tokens per document.
         place: where it was opened; `SegmentStore.open(store.place)` opens it again, in another process for instance.
@@ -96,12 +96,12 @@ class SegmentStore:
         return cls(folder, dataclasses.replace(manifest, documents=documents), documents, cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process that is given it opens its own."""
+        """Pickle only the place and the cache: another process opens the store again."""
         return partial(SegmentStore.open, cache=self.cache), (self.place,)
 
     @property
     def folder(self) -> str:
-        """Where it was opened, in words for people."""
+        """The path or URI at which it was opened, without credentials."""
         return self.place.shown
 
     @property
@@ -115,11 +115,11 @@ class SegmentStore:
 
     @property
     def labelled(self) -> bool:
-        """Whether the tokens have targets of their own, and not the next token."""
+        """Whether the tokens have targets of their own, instead of the next token."""
         return self.manifest.labelled
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the store keeps beside its splits. Raises TokenizerError or StoreError where it is not this one."""
+        """The tokenizer beside the splits. Raises TokenizerError if it is missing or damaged, StoreError if it is another one."""
         tokenizer = load_tokenizer(self.place.parent / "tokenizer")
         if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
             raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
@@ -135,7 +135,7 @@ class SegmentStore:
         return self._columns(document, start, stop)[0][start:stop]
 
     def targets(self, document: int, start: int, stop: int) -> np.ndarray:
-        """The label to predict after each of the same tokens: a read-only view, int32, -1 for none.
+        """The labels of tokens `start` to `stop` (not included) of a document: a read-only view, int32, -1 for none.
 
         Raises what `tokens` does. The store must be labelled.
         """
@@ -148,7 +148,7 @@ class SegmentStore:
                 self._read_batch(part, batch)
 
     def _columns(self, document: int, start: int, stop: int) -> Columns:
-        """Those of a document, which has tokens `start` to `stop`."""
+        """The columns of a document. Raises IndexError unless it has tokens `start` to `stop`."""
         columns = self._documents.get(document)
         if columns is None:
             columns = self._read_document(document)
@@ -157,7 +157,7 @@ class SegmentStore:
         return columns
 
     def _read_document(self, document: int) -> Columns:
-        """All tokens of a document, of a verified record batch."""
+        """All columns of a document, from a verified record batch."""
         key = (int(self._part[document]), int(self._batch[document]))
         batch = self._batches.get(key)
         if batch is None:
@@ -179,7 +179,7 @@ class SegmentStore:
         return self.place.is_local or self._cache is not None
 
     def _forget(self) -> None:
-        """Drop the record batches that were not used for longest, where they take memory."""
+        """Drop the record batches that were used longest ago, if they take memory."""
         while not self._mapped and len(self._batches) > 1:
             if sum(column.nbytes for batch in self._batches.values() for column in batch) <= REMOTE_BYTES:
                 return
@@ -222,7 +222,7 @@ class SegmentStore:
         return self._parts[part]
 
     def _place_of(self, part: int) -> Place:
-        """Where to read a part: its local copy, or where it stands."""
+        """The place to read a part from: its local copy, or its file in the store."""
         entry = self.manifest.parts[part]
         place = self.place / entry.name
         if self._cache:
@@ -247,7 +247,7 @@ class SegmentStore:
 
 
 def check_parts(folder: Place, manifest: Manifest) -> None:
-    """Raises StoreError naming the first part that is not there or has not the size that the manifest says."""
+    """Raises StoreError naming the first part that is missing or has another size than in the manifest."""
     sizes = {file.name: file.bytes for file in folder.list() if not file.is_dir}
     for entry in manifest.parts:
         if entry.name not in sizes:
@@ -258,7 +258,7 @@ def check_parts(folder: Place, manifest: Manifest) -> None:
 
 
 def _missing(folder: Place) -> str:
-    """The sentence for a folder without a manifest: unfinished, or a near name that does exist."""
+    """The error message for a folder without a manifest: it is unfinished, or a folder of a near name exists."""
     if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, which resumes where it stopped"
     splits = [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]

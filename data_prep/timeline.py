@@ -1,8 +1,8 @@
-"""Where documents stand on the lanes: the book-keeping under both schedules of `data_prep.lanes`.
+"""Places documents on the lanes: the book-keeping for both schedules of `data_prep.lanes`.
 
-All times are in blocks. A place on the lanes is one number, `start * lanes + lane`: the smallest is that of the lane that is free
-first, and of those the lowest. Documents stand in arrays until they are forgotten: what remains of one is in a sum for each lane
-and in two numbers for each step.
+All times are in blocks. A place on the lanes is one number, `start * lanes + lane`. The smallest place belongs to the lane that is
+free first; if several are, to the lowest. Documents are kept in arrays until they are forgotten. Then only sums remain: tokens read
+for each lane, and valid tokens for each step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from common.errors import UserError
 
 PLACED = 1 << 14
-"""Documents that are placed one by one, before arrays are made of them."""
+"""Number of documents that are placed one by one before they are put into arrays."""
 
 
 class Span(NamedTuple):
@@ -36,8 +36,8 @@ class Timeline:
 
     Args:
         lengths: int64 [documents]. Tokens of every document that may come.
-        stream: documents (int64, some at a time) in the order in which they are placed; it may be endless.
-        aligned: documents begin where segments do, and not at any block.
+        stream: arrays of documents (int64) in the order in which they are placed; it may be endless.
+        aligned: documents begin only where segments begin, not at any block.
 
     Attributes:
         valid: int64. Valid tokens of each step over all lanes; longer than needed, since it grows by doubling.
@@ -74,7 +74,7 @@ class Timeline:
         self._stream = self._one_by_one(stream)
         self._free = list(range(lanes))  # a heap: the place at which each lane is free
         self._read = np.zeros(lanes, dtype=np.int64)  # per lane: tokens of the documents that are forgotten
-        self._places = self._documents = np.empty(0, dtype=np.int64)  # of those that are known, in their order
+        self._places = self._documents = np.empty(0, dtype=np.int64)  # of documents not forgotten, in their order
         self._by_lane: tuple[list[int], np.ndarray, np.ndarray] | None = None
 
     @property
@@ -101,7 +101,7 @@ class Timeline:
             self._add(np.array(places), np.array(documents), begin)
 
     def spans(self, step: int, lane: int) -> list[Span]:
-        """The documents of one lane in one step, in order; of a step that begins before `forgotten`, some are missing."""
+        """The documents of one lane in one step, in order. If the step begins before `forgotten`, some are missing."""
         begin = step * self.blocks_per_step
         end = (step + 1) * self.blocks_per_step
         first, starts, documents = self._sorted_by_lane()
@@ -137,7 +137,7 @@ class Timeline:
                 yield from zip(some.tolist(), (self._blocks(some) * self.lanes).tolist(), strict=True)
 
     def _blocks(self, documents: np.ndarray) -> np.ndarray:
-        """How many each takes of its lane: those that it fills, and those up to where the next one may begin."""
+        """Blocks that each document takes on its lane: those that it fills, and those before the place where the next may begin."""
         return -(-self._lengths[documents] // (self.block * self._unit)) * self._unit
 
     def _add(self, places: np.ndarray, documents: np.ndarray, begin: int) -> None:
@@ -167,7 +167,7 @@ class Timeline:
         self._documents = self._documents[known]
 
     def _sorted_by_lane(self) -> tuple[list[int], np.ndarray, np.ndarray]:
-        """Where each lane's documents begin in the arrays that follow: their starts, and themselves."""
+        """Index of each lane's first document in two arrays, and these arrays: starts and documents, sorted by lane."""
         if self._by_lane is None:
             starts, lanes = np.divmod(self._places, self.lanes)
             order = np.argsort(lanes, kind="stable")

@@ -1,4 +1,4 @@
-"""Check every byte of prepared splits, and that what they hold fits together: all faults, not only the first.
+"""Checks every byte of prepared splits, and that their contents fit together. Finds all faults, not only the first.
 
     for folder in find_splits("runs/store"):
         faults = verify_split(folder, done=lambda size: None)       # sentences; none where all is well
@@ -30,7 +30,7 @@ Done = Callable[[int], None]
 
 
 EMBEDDINGS = "_embeddings.json"
-"""In a folder of embeddings (pipelines/embed.py), the file that is written last. Its parts are named as those of a split."""
+"""The last file written to a folder of embeddings (pipelines/embed.py), whose parts are named like a split's."""
 
 
 def find_splits(store: str | Path | Place) -> list[Place]:
@@ -189,7 +189,7 @@ def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
 def _part_faults(
     folder: Place, manifest: Manifest, index: int, part: PartEntry, documents: ByBatch | None
 ) -> Generator[str, None, int | None]:
-    """Returns how many tokens have a target of their own; None where that is not known."""
+    """The faults of a part. Returns how many tokens have a target of their own; None if that is not known."""
     where = f"{folder}/{part.name}"
     try:
         with (folder / part.name).open_random() as file:
@@ -236,8 +236,8 @@ def _row_faults(
     schema: pa.Schema,
     documents: ByBatch | None,
 ) -> Generator[str, None, int]:
-    """Whether the rows are those of the table's documents, in order, and hold ids of the vocabulary. Returns how many targets of
-    their own the tokens have."""
+    """The faults of a record batch: its rows must be those of the table's documents, in order, with ids of the vocabulary. Returns
+    how many tokens have a target of their own."""
     try:
         rows = pa.ipc.read_record_batch(block, schema)
     except pa.ArrowInvalid as error:

@@ -28,7 +28,7 @@ class VocabularyRow:
     lossless: bool = True
     """Whether every document came back from its tokens."""
     seconds: float = 0.0
-    """Spent on encoding, in one process."""
+    """Seconds of encoding, in one process."""
 
     @property
     def tokens_per_word(self) -> float:

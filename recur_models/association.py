@@ -67,7 +67,7 @@ class Association(nn.Module):
         return F.normalize(features_BnP, dim=-1) if self.unit_keys else features_BnP
 
     def read(self, x_BnD: Tensor, states_BPZ: Tensor) -> Tensor:
-        """What tokens read from the memory: [B, n, D]."""
+        """The values that tokens read from the memory: [B, n, D]."""
         query = self.query(x_BnD)
         with torch.autocast(x_BnD.device.type, enabled=False):
             found, _ = recall(self.features(query), upcast(states_BPZ))

@@ -192,7 +192,7 @@ class RecurrentLayer(WindowedLayer):
         no_previous_block_BK: Tensor | None,
         shared_kv: Projections | None,
     ) -> tuple[list[Projections], Tensor]:
-        """The horizontal direction over the blocks: what each block's tokens read, and the states after the last."""
+        """The horizontal direction over the blocks: projections of the states that each block reads, and the last states."""
         reads: list[Projections] = []
         absent = [None] * kz.shape[1] if no_previous_block_BK is None else no_previous_block_BK.unbind(1)
         # unbind, since the gradient of an index is as large as the whole segment

@@ -22,7 +22,7 @@ from recur_models.protocol import ModelConfig
 logger = get_logger(__name__)
 
 PACKAGES = ("recur_models", "common")
-"""Whose modules are written: those of a plug-in's package come with a model of its own."""
+"""Packages whose modules are written. A model of a plug-in adds the plug-in's package."""
 COMMANDS = {"pipelines", "studies", "data_prep", "tune_spaces", "benchmarks"}
 """Packages of ours that are never written."""
 MODEL = "modeling_throughline"
@@ -31,7 +31,7 @@ TOKENIZER = "tokenization_throughline"
 
 
 def write_model(folder: Path, config: ModelConfig) -> None:
-    """Write what opens a model of this config. Raises ValueError where the source of a module is nowhere to be found."""
+    """Write the modules that open a model of this config. Raises ValueError if the source of a module is not found."""
     if is_bundle():
         copy(folder)
         return
@@ -50,7 +50,7 @@ def write_model(folder: Path, config: ModelConfig) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write what opens a SentencePiece tokenizer."""
+    """Write the modules that open a SentencePiece tokenizer."""
     if is_bundle():
         copy(folder)
         return
@@ -63,12 +63,12 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def is_bundle() -> bool:
-    """Whether this very module came out of such a folder."""
+    """Whether this module itself was loaded from an exported folder."""
     return Path(__file__).stem == flat("recur_models.bundle")
 
 
 def copy(folder: Path) -> None:
-    """Write the modules that stand beside this one."""
+    """Copy the modules beside this one into the folder."""
     for path in Path(__file__).parent.glob("*.py"):
         shutil.copyfile(path, folder / path.name)
 
@@ -106,7 +106,7 @@ def write(folder: Path, packages: set[str], modules: list[str]) -> None:
 
 
 def lines_that_run(tree: ast.Module) -> Iterator[ast.stmt]:
-    """All statements, also within others, but those for type checkers alone."""
+    """All statements, nested ones too, except those that only type checkers read."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -119,7 +119,7 @@ def lines_that_run(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def unavailable(line: ast.stmt, packages: set[str]) -> bool:
-    """Whether a line imports what the folder does not have: a module of our commands, or a module of the packages as a whole."""
+    """Whether a line imports something that the folder lacks: a module of our commands, or a module of the packages as a whole."""
     if isinstance(line, ast.Import):
         return any(alias.name.partition(".")[0] in {*packages, *COMMANDS} for alias in line.names)
     if not isinstance(line, ast.ImportFrom):
@@ -132,7 +132,7 @@ def unavailable(line: ast.stmt, packages: set[str]) -> bool:
 
 
 def is_module(name: str) -> bool:
-    """Whether a dotted name is of a module, and not of something in one."""
+    """Whether a dotted name is the name of a module, not of an object in one."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -140,7 +140,7 @@ def is_module(name: str) -> bool:
 
 
 def source_of(module: str) -> str:
-    """Raises ValueError where there is none."""
+    """The source text of a module. Raises ValueError if there is none."""
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.origin:
         raise ValueError(f"the source of {module} is not there, and the exported folder needs it: install it as a file")

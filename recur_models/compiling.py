@@ -34,7 +34,7 @@ Beyond torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:
-    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: others of
+    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: more of
     torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
     """
     if unit == "no":
@@ -49,5 +49,5 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `compile_model` has been here."""
+    """Whether `compile_model` has set the model or a part of it to be compiled."""
     return any(module._compiled_call_impl is not None for module in model.modules())

@@ -1,4 +1,4 @@
-"""The transformer core of the staircase paper (section 3.1 and its released code): what its models' layers are made of.
+"""The transformer core of the staircase paper (section 3.1 and its released code), the base of its models' layers.
 
 Pre-norm with layer norms; projections without a bias, a ReLU feed-forward with biases; embeddings and output layer apart. The
 distance of a key is a learned embedding: logits = (q·k + q·e[distance]) / √E, with one table e [E, P] for all layers.
@@ -6,7 +6,7 @@ distance of a key is a learned embedding: logits = (q·k + q·e[distance]) / √
 Missing keys at a document's start (``absent``): the released code has zeros there, which enter every layer as tokens do, so
 their logit is q·(k₀ + e[distance]) and their value v₀, with k₀ and v₀ made of the norm's bias; "masked" leaves them out.
 
-Dropout: embeddings, what attention adds, the feed-forward's hidden layer, what it adds.
+Dropout acts on embeddings, attention's output, the feed-forward's hidden layer and the feed-forward's output.
 
 Letters: B lanes · T tokens · K blocks · n queries · m keys · H heads · E head size · P distances · D width · V vocabulary.
 """
@@ -55,8 +55,8 @@ class CoreConfig(ModelConfig):
         return self.heads * self.head_dim
 
     def layer_costs(self, rows: int, pairs: int, computed_pairs: int, distances: int, cached: int = 0) -> Costs:
-        """A layer over so many tokens; each query is multiplied with so many distances. ``cached``: tokens of which keys and
-        values alone are made. The table of distances is not among the parameters: there is one for all layers.
+        """Costs of a layer over ``rows`` tokens; each query is multiplied with ``distances`` distances. ``cached``: tokens of which
+        only keys and values are made. The table of distances is not among the parameters: there is one for all layers.
         """
         d = self.d_model
         w = self.width
@@ -75,7 +75,7 @@ class CoreConfig(ModelConfig):
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]
-"""One or two of keys and values [..., H, m, E], that stand one behind the other."""
+"""One or two pairs of keys and values [..., H, m, E]; the second one's tokens follow the first one's."""
 
 
 Context = list[tuple[Tensor, Tensor]]
@@ -93,7 +93,7 @@ class Seen(NamedTuple):
 
 
 class CoreLayer(nn.Module):
-    """Attention and feed-forward, with what each is normed by."""
+    """Attention and feed-forward, each with the norm before it."""
 
     one_graph = True
 
@@ -108,7 +108,7 @@ class CoreLayer(nn.Module):
         self.hidden = nn.Linear(d, config.mlp_dim)
         self.mlp_out = nn.Linear(config.mlp_dim, d)
         self.dropout = nn.Dropout(config.dropout)
-        self.weights = nn.Identity()  # what tokens attend to, for those who watch it
+        self.weights = nn.Identity()  # passes on the attention weights, for probes
 
     def project(self, x_nD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., H, n, E]; the queries are divided by √E."""
@@ -116,7 +116,7 @@ class CoreLayer(nn.Module):
         return q / self.config.head_dim**0.5, k, v
 
     def query_weight(self) -> Tensor | None:
-        """The rows of `qkv` that make queries; None where it must be called (`layers.is_plain`)."""
+        """The rows of `qkv` that make queries; None where `qkv` must be called (`layers.is_plain`)."""
         return self.qkv.weight[: self.config.width] if is_plain(self.qkv) else None
 
     def queries(self, x_nD: Tensor, weight: Tensor | None) -> Tensor:
@@ -149,7 +149,7 @@ class CoreLayer(nn.Module):
         nothing: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance].
-        ``nothing``: that of the layer that makes the keys, where it is made already."""
+        ``nothing``: result of `nothing` of the layer that makes the keys, if it is known already."""
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen = seen.unseen_nm
@@ -186,8 +186,8 @@ class CoreLayer(nn.Module):
     ) -> Tensor:
         """Tokens see one another and a ``context`` of earlier keys and values [..., H, m − n, E].
 
-        ``window``: where it is given, tokens [B, T, D] come in blocks of so many, and each block sees itself and as many keys
-        before it as the context has; ``unseen_nm`` is then of a block, ``crossing_Bnm`` [B, K, n, m].
+        ``window``: if it is given, tokens [B, T, D] come in blocks of this many. Each block sees itself and as many keys before it
+        as the context has; ``unseen_nm`` is then for one block, and ``crossing_Bnm`` is [B, K, n, m].
         """
         q, k, v = self.project(x_nD)
         if context is not None:
@@ -210,11 +210,11 @@ class Distances(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Tokens that one sees at the most."""
+        """The most tokens that a token sees."""
         return self.table_EP.shape[1]
 
     def between(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """Distance of query and key, of which the last are the queries' own: int64 [n, m]; below 0 after the query."""
+        """Distances from queries to keys, int64 [n, m]; negative for keys after the query. The last keys are the queries' own."""
         return torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
 
     def unseen(self, queries: int, keys: int, device: torch.device) -> Tensor:
@@ -223,10 +223,10 @@ class Distances(NamedTuple):
         return (far < 0) | (far >= self.span)
 
     def of(self, q_HnE: Tensor, keys: int) -> Tensor:
-        """q·e[distance] for all keys of so many, of which the last are the queries' own: [..., H, n, m].
+        """q·e[distance] for this many keys, of which the last are the queries' own: [..., H, n, m].
 
-        Each row of q·e is moved by one against the next, so that no table of n × m embeddings is made. Where a key is not seen,
-        another distance's stands there. No key lies further before all queries than the span.
+        Each row of q·e is shifted by one against the next, so that no table of n × m embeddings is made. A key that is not seen
+        gets the value of another distance. No key may lie further before all queries than the span.
         """
         n = q_HnE.shape[-2]
         first = self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
@@ -239,14 +239,14 @@ class Distances(NamedTuple):
         return moved.unflatten(-1, (n, stride))[..., :keys]
 
     def at(self, q_BHnE: Tensor, distance_Bnm: Tensor) -> Tensor:
-        """q·e at given distances: [B, H, n, m]; any other's where one is not seen."""
+        """q·e at given distances: [B, H, n, m]; a distance that is not seen gets the value of another one."""
         column_Bnm = self.span - distance_Bnm - (1 if self.itself else 0)
         index = column_Bnm.clamp(0, self.span - 1)[:, None].expand(-1, q_BHnE.shape[1], -1, -1)
         return torch.gather(q_BHnE @ self.table_EP, -1, index)
 
 
 class CoreModel(RecurrentModel):
-    """Embeddings, the core's layers, final norm and output layer; how tokens pass through them, each model says."""
+    """Embeddings, the core's layers, final norm and output layer. Each model defines how tokens pass through them."""
 
     def __init__(self, config: CoreConfig, vocab_size: int, block: int, span: int, layers: int):
         super().__init__()
@@ -274,6 +274,6 @@ def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:
 
 
 def keep_own(x_BSD: Tensor, document_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """The slots of the newest document, zeros where they are others', and how many there are: what the next segment needs."""
+    """The slots of the newest document, with zeros in all other slots, and their number: the next segment needs both."""
     own_BS = document_BS == document_BS[:, -1:]
     return x_BSD.masked_fill(~own_BS.view(*own_BS.shape, *[1] * (x_BSD.dim() - 2)), 0.0), own_BS.sum(1)

@@ -6,12 +6,12 @@
 A multiply-add is two FLOPs. Matrix products are counted, logits among them; looking embeddings up, norms, softmax, biases and
 gates' products are not. Attention is counted twice:
 
-- ``flops``, what is needed: the pairs of query and key that may see each other. A token of a window needs W keys.
-- ``computed_flops``, what our code multiplies: W × 2W logits for each block, half of them masked.
+- ``flops``, the needed ones: the pairs of query and key that may see each other. A token of a window needs W keys.
+- ``computed_flops``, those of our code: W × 2W logits for each block, half of them masked.
 
 Both are the steady state, far from a document's beginning; a kNN memory is full and is searched exactly, by need and by code.
 Use ``flops`` to compare models and for MFU. A product's backward pass is two products, one for the gradient of each factor; a
-search of a kNN memory has none, and what was found is read with a gradient on the queries' side alone. Ours also makes the logits
+search of a kNN memory has none, and reading its results has a gradient on the queries' side alone. Our code also makes the logits
 once more in the backward pass (losses.py), which no count here includes.
 
 A model's costs stand in its own module, beside the computation, as sums of the functions here.
@@ -28,17 +28,17 @@ class Costs:
 
     parameters: int = 0
     flops: int = 0
-    """Needed, forward."""
+    """FLOPs that the forward pass needs."""
     computed_flops: int = 0
-    """As our code does it, forward."""
+    """FLOPs of the forward pass in our code."""
     without_gradient: int = 0
     """FLOPs by which the backward pass falls short of twice the forward pass, needed and as our code does it."""
     embedding_parameters: int = 0
-    """Those of `parameters` that are the (tied) embeddings."""
+    """The part of `parameters` in the (tied) embeddings."""
     block: int = 1
     """Tokens in a block."""
     segment_flops: int = 0
-    """As our code does it, forward, once a segment beside its blocks."""
+    """FLOPs of the forward pass in our code, once for each segment, beside those of its blocks."""
 
     def __add__(self, other: Costs) -> Costs:
         """Adds parameters and FLOPs. ``embedding_parameters``, ``block`` and ``segment_flops`` stay those of the left operand."""
@@ -72,7 +72,7 @@ class Costs:
 
 
 def product(rows: int, fan_in: int, fan_out: int) -> Costs:
-    """``rows`` vectors through one matrix."""
+    """Costs of ``rows`` vectors through one matrix."""
     flops = 2 * rows * fan_in * fan_out
     return Costs(fan_in * fan_out, flops, flops)
 

@@ -40,7 +40,7 @@ from recur_models.protocol import IncrementalDecoder, Places, Probe, State
 
 
 class Shared(NamedTuple):
-    """What the tokens of a block share, made once: the gradient of a part of a weight is as large as the weight."""
+    """Tensors that a block's tokens share, made once: the gradient of a part of a weight is as large as the weight."""
 
     projection: tuple[Tensor, Tensor] | None
     """As `FeedbackTransformer.projection`."""
@@ -95,7 +95,7 @@ class FeedbackTransformer(CoreModel):
         super().__init__(config, vocab_size, config.window, config.span, config.layers)
         self.config = config
         self.memory_weights_L = nn.Parameter(torch.zeros(config.layers + 1))
-        self.memory = nn.Identity()  # given the weights, for those who watch them
+        self.memory = nn.Identity()  # passes on the weights, for probes
         if config.keys == "shared":
             for layer in self.layers[1:]:
                 layer.qkv = nn.Linear(config.d_model, config.width, bias=False)
@@ -160,8 +160,8 @@ class FeedbackTransformer(CoreModel):
 
         Args:
             parts: keys and values, of each layer that makes them.
-            distance_B1m: of the keys; or how many of them lie further back than the span, the last being the token's neighbour.
-            shared: what the block's tokens share.
+            distance_B1m: distances of the keys; or the number of keys further back than the span, the last key being the neighbour.
+            shared: tensors that the block's tokens share.
         """
         distances = Distances(self.distances_EP, itself=False)
         outputs = [x_B1D]
@@ -185,7 +185,7 @@ class FeedbackTransformer(CoreModel):
         return self.layers[:1] if self.config.keys == "shared" else self.layers
 
     def shared(self, missing: bool) -> Shared:
-        """What the tokens of a block share; ``missing``: whether one of them lacks a memory."""
+        """The tensors that a block's tokens share. ``missing``: whether one of them lacks a memory."""
         zeros = missing and self.config.absent == "zeros"
         nothing = [layer.nothing() for layer in self.makers] if zeros else []
         return Shared(self.projection(), [layer.query_weight() for layer in self.layers], nothing)
@@ -204,7 +204,7 @@ class FeedbackTransformer(CoreModel):
         return torch.cat(folded), torch.cat(biases)
 
     def keys_values(self, memory_BnD: Tensor, projection: tuple[Tensor, Tensor] | None = None) -> Context:
-        """Those of some memories, of each layer that makes them: [B, H, n, E]."""
+        """Keys and values of some memories, for each layer that makes them: [B, H, n, E]."""
         projection = projection or self.projection()
         if projection is None:
             return [layer.keys_values(memory_BnD) for layer in self.makers]
@@ -256,7 +256,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
             ]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)
             outputs.append(output_B1D)
-            # A token that only fills its lane's row up is written too: behind the lane's own, which will be written over it.
+            # Padding is written too, behind the lane's own tokens. Later tokens overwrite it.
             here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
             after["memories"] = torch.where(here_BW[..., None], memory_B1D, after["memories"])
             for i, pair in enumerate(model.keys_values(memory_B1D, shared.projection)):

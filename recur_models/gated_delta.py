@@ -54,7 +54,7 @@ def gated_delta_rule(
         beta: [B, T, H], from 0 to 1, or to 2 for negative eigenvalues.
         initial_state: [B, H, E, V].
         chunk: tokens that are computed at once; it does not change the result.
-        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
+        fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
 
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
@@ -86,7 +86,7 @@ def gated_delta_rule(
 
 
 def unit_lower_inverse(A: Tensor) -> Tensor:
-    """Inverse of I + the part of A below the diagonal [..., C, C]: that of each half, and −bottom⁻¹ A₂₁ top⁻¹ below."""
+    """Inverse of I + the part of A below the diagonal [..., C, C]: the inverse of each half, and −bottom⁻¹ A₂₁ top⁻¹ below."""
     C = A.shape[-1]
     half = C // 2
     if C <= 16 or C % 2:
@@ -101,7 +101,7 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """`unit_lower_inverse`, whose gradient is two products rather than that of every half."""
+    """`unit_lower_inverse`, with a gradient of two products instead of one for every half."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, A: Tensor) -> Tensor:

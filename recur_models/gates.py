@@ -1,11 +1,11 @@
-"""The gates of the recurrent cell: what replaces the residual connection in the horizontal direction (section 3.3).
+"""The gates of the recurrent cell, which replace the residual connection in the horizontal direction (section 3.3).
 
     c' = gate(c, h)      c_BSD the states, h_BSN the concatenated attention or the MLP's hidden layer
 
-``equations="meliad"`` is what the authors' code computes (no b_z; tanh on z in the ``single`` configuration only);
-``"paper"`` is what the paper writes (b_z; tanh on z in every LSTM gate and in no fixed one).
+``equations="meliad"`` follows the authors' code (no b_z; tanh on z in the ``single`` configuration only).
+``"paper"`` follows the paper (b_z; tanh on z in every LSTM gate and in no fixed one).
 
-Letters: B lanes · S states · D width · N width of what the gate reads.
+Letters: B lanes · S states · D width · N width of the gate's input.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FixedGate(nn.Module):
         return torch.lerp(z_BSD.to(c_BSD.dtype), c_BSD, torch.sigmoid(self.bias.to(c_BSD.dtype)))  # (2), (3)
 
     def probe(self) -> Probe:
-        """How much of the candidate is let in."""
+        """The share of the candidate that the gate lets in."""
         return Probe("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
 
 
@@ -61,7 +61,7 @@ class LSTMGate(nn.Module):
         return c_BSD * f_BSD + z_BSD * i_BSD  # (7)
 
     def probe(self) -> Probe:
-        """How much of the candidate is let in."""
+        """The share of the candidate that the gate lets in."""
         return Probe("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
 
 
@@ -69,7 +69,7 @@ GATES: dict[Gate, type[FixedGate] | type[LSTMGate]] = {"fixed": FixedGate, "lstm
 
 
 def gate_costs(gate: Gate, equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
-    """A gate over so many states."""
+    """Costs of a gate over ``rows`` states."""
     bias = width if equations == "paper" else 0
     if gate == "fixed":
         return product(rows, fan_in, width) + scales(width, bias)

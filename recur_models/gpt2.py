@@ -86,7 +86,7 @@ class GPT2RecConfig(GPT2Config, RecurrentDecoderConfig):
 
 def affine(fan_in: int, fan_out: int, std: float = 0.02) -> nn.Module:
     """transformers' Conv1D: x·weight + bias, so that its weights [in, out] fit, and adapters know the layer as one of a GPT-2."""
-    from transformers.pytorch_utils import Conv1D  # seconds, which only a GPT-2 needs
+    from transformers.pytorch_utils import Conv1D  # takes seconds, so only for a GPT-2
 
     with torch.device("meta"):  # its own initialisation draws nothing
         layer = Conv1D(fan_out, fan_in)
@@ -96,11 +96,11 @@ def affine(fan_in: int, fan_out: int, std: float = 0.02) -> nn.Module:
 
 
 class GPT2Layer(DecoderLayer):
-    """Attention, then the MLP; each normed before."""
+    """Attention, then the MLP, each after a norm."""
 
     def __init__(self, c: GPT2Config):
         super().__init__(c.heads, c.heads, c.d_model // c.heads, c.dropout)
-        # GPT-2 begins what adds to the residual stream the smaller, the more layers there are.
+        # GPT-2's projections into the residual stream begin with smaller weights, the more layers there are.
         std = 0.02 / (2 * c.layers) ** 0.5
         self.ln_1 = nn.LayerNorm(c.d_model)
         self.ln_2 = nn.LayerNorm(c.d_model)

@@ -1,4 +1,4 @@
-"""Which arguments of transformers' models ours take. All others are refused by name, since ignoring one could change a result.
+"""Checks which of transformers' arguments our models take. All others are refused by name: ignoring one could change a result.
 
     check_arguments(kwargs, READ)
     loss_arguments(kwargs)                                     # those of the loss

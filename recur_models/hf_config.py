@@ -1,4 +1,4 @@
-"""The one transformers config of all models: which model it is, with the fields of its own config, and its vocabulary.
+"""The one transformers config of all models: the model's name, the fields of its own config, and its vocabulary.
 
     ThroughlineConfig.of(RecConfig(layers=4, ...), vocab_size=257).save_pretrained(folder)
 
@@ -23,7 +23,7 @@ AUTO_CLASSES = {
     "AutoModel": "ThroughlineModel",
     "AutoModelForCausalLM": "ThroughlineForCausalLM",
 }
-"""Ours for transformers' Auto classes."""
+"""Our class for each of transformers' Auto classes."""
 
 
 class ThroughlineConfig(PreTrainedConfig):
@@ -39,7 +39,7 @@ class ThroughlineConfig(PreTrainedConfig):
     vocab_size: int = 257
     """Ids, that of begin-of-document included."""
     begin_of_document_id: int | None = None
-    """By default the last id: it stands before a text's first token, so that this is predicted too, and is never generated."""
+    """By default the last id. It stands before a text's first token, so that this token is predicted too. It is never generated."""
     bos_token_id: int | None = None
     """By default begin-of-document; a model with a chat template has its own."""
     eos_token_id: int | list[int] | None = None
@@ -49,9 +49,9 @@ class ThroughlineConfig(PreTrainedConfig):
     """By default begin-of-document: where the attention mask is 0 nothing is read. One id for all three, as GPT-2 has it, also
     keeps `generate` from taking a begin-of-document for padding where no mask is given."""
     use_cache: bool = True
-    """Whether a call returns, as ``past_key_values``, what is needed to read on."""
+    """Whether a call returns ``past_key_values``, with which the next call can continue."""
     tie_word_embeddings: bool = False
-    """False: where a model's output is its embedding, that is one parameter, and nothing is left to be tied."""
+    """False even if the output layer is the embedding: both are then one parameter, which transformers need not tie."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -63,13 +63,13 @@ class ThroughlineConfig(PreTrainedConfig):
         self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in AUTO_CLASSES.items()}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """config.json, and the modules that open a model of it (bundle.py)."""
+        """Write config.json, and the modules that open a model of it (bundle.py)."""
         super().save_pretrained(save_directory, *args, **kwargs)
         write_model(Path(save_directory), self.model_config())
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
-        """Nothing: saving must not copy this file, as transformers does with code that came out of a folder."""
+        """Does nothing: saving must not copy this file, as transformers does with code that came out of a folder."""
 
     @classmethod
     def of(cls, config: ModelConfig, vocab_size: int, **fields: Any) -> ThroughlineConfig:
@@ -77,7 +77,7 @@ class ThroughlineConfig(PreTrainedConfig):
         return cls(model=config.to_json(), vocab_size=vocab_size, **fields)
 
     def model_config(self) -> ModelConfig:
-        """The model's own. Raises ValueError where the name or a field is unknown to this version."""
+        """The model's own config. Raises ValueError if this version does not know the name or a field."""
         if self.model is None:
             raise ValueError(
                 "this ThroughlineConfig names no model: make it with ThroughlineConfig.of(config, vocab_size)"

@@ -46,7 +46,7 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 class RecurrentCache(Cache):
-    """Where each lane of a batch stands: State and the block that is being read, of one size whatever has been read."""
+    """The reading position of each lane: its State, and the block that is being read. Its size never grows."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -93,7 +93,7 @@ def by_layers(forward: Forward) -> Forward:
 
 
 class ThroughlinePreTrainedModel(PreTrainedModel):
-    """Whichever model the config names, under the same names of weights for whatever it is used for."""
+    """The model that the config names. Its weights have the same names in all subclasses."""
 
     config_class = ThroughlineConfig
     config: ThroughlineConfig
@@ -109,7 +109,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: `build` initialises."""
+        """Does nothing: `build` initialises the weights."""
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output layer; None where the embeddings make the logits."""
@@ -120,7 +120,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         self.model.output = new_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """The same embeddings make the logits, or an output layer that gets as many rows: new ones begin as the mean of the others
+        """Replace the embeddings, and give an output layer of its own as many rows; new rows begin as the mean of the others
         (`resize_token_embeddings` calls this)."""
         assert isinstance(value, nn.Embedding)
         self.model.embedding = value
@@ -194,7 +194,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
 
     @torch.compiler.disable(reason="its layers are compiled one by one: leave out fullgraph, or call model.compile()")
     def with_compiled_layers(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward` under torch.compile, which does not tell its options."""
+        """`forward` under torch.compile, which does not pass on its options."""
         if not is_compiled(self.model):
             logger.warning_once(
                 "torch.compile(model) compiles this model's layers with torch's default options: for others, call "
@@ -218,12 +218,12 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
             input_ids: int64 [B, T].
             attention_mask: [B, T], or [B, columns read before + T].
             position_ids: int64 [B or 1, T]; checked, not read.
-            past_key_values: where to resume.
+            past_key_values: cache from which to resume.
             use_cache: by default where there is ``past_key_values``, else as the config says, but not in training.
             keep: how many of the last columns suffice, 0 for all.
 
         Raises:
-            ValueError: ``input_ids`` are none or empty, or the cache, mask or positions are others.
+            ValueError: ``input_ids`` are None or empty, or the cache, mask or positions do not fit them.
         """
         if self.config.output_attentions:
             raise ValueError("config.output_attentions is set, but these models do not return attention's weights")
@@ -248,8 +248,8 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         return made, cache if use_cache else None
 
     def read_states(self, layers: bool, *arguments: Any) -> tuple[tuple[Tensor, ...], RecurrentCache | None]:
-        """`read` with these arguments: hidden states [B, T, D], the last ones as the output layer reads them; with ``layers`` what
-        enters each layer before them, the embeddings first.
+        """`read` with these arguments: the last hidden states [B, T, D], as the output layer reads them. With ``layers``, the
+        inputs of each layer come before them, the embeddings first.
 
         Raises ValueError where the model does not give them.
         """
@@ -289,8 +289,8 @@ class ThroughlineModel(ThroughlinePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Read sequences of any length, or resume them: ``last_hidden_state`` [B, T, D].
 
-        Arguments and errors: see `ThroughlineForCausalLM.forward`. In a padded column stands the state of the latest token before
-        it, zeros where there is none.
+        Arguments and errors: see `ThroughlineForCausalLM.forward`. A padded column has the state of the latest token before it, or
+        zeros if there is none.
         """
         check_arguments(kwargs, READ)
         layers = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
@@ -327,17 +327,17 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         Args:
             input_ids: int64 [B, T].
             attention_mask: [B, T], or [B, columns read before + T]: 0 where a lane has no token, on whichever side.
-            labels: int64 [B, T]; column t + 1 is what column t should predict, −100 is not scored.
-            past_key_values: where to resume; it is changed, and is also in the output.
+            labels: int64 [B, T]; column t should predict the label in column t + 1, −100 is not scored.
+            past_key_values: cache from which to resume; it is changed, and is also in the output.
             use_cache: by default as the config says, but not with labels or in training.
             logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
-            output_hidden_states: also return what enters each layer, the embeddings first, and what the output layer reads:
-                [B, T, D] each, one more than a token passes layers.
-            kwargs: those that transformers passes; see hf_arguments.py.
+            output_hidden_states: also return the input of each layer, the embeddings first, and of the output layer: [B, T, D]
+                each, one more than the layers that a token passes.
+            kwargs: arguments that transformers passes; see hf_arguments.py.
 
         Raises:
-            ValueError: ``input_ids`` are none or empty, the cache or mask is another, or an argument is one that these models do
-                not have.
+            ValueError: ``input_ids`` are None or empty, the cache or mask does not fit them, or an argument is one that these
+                models do not have.
             TypeError: an argument is unknown.
         """
         position_ids = kwargs.pop("position_ids", None)  # `generate` would count them for a signature that has them

@@ -54,7 +54,7 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
         piece_fallback_characters: int = 1 << 16,
         **kwargs: Any,
     ) -> None:
-        """A long text is encoded in pieces, whose `Cuts` the arguments are; without ``piece_characters`` as a whole."""
+        """A long text is encoded in pieces by the `Cuts` in the arguments; without ``piece_characters``, as a whole."""
         self.processor = sentencepiece.SentencePieceProcessor(model_file=vocab_file)  # type: ignore[call-arg]
         self.vocab_file = vocab_file
         self._cuts = None
@@ -77,7 +77,7 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoTokenizer") -> None:
-        """Nothing: see hf_config.py."""
+        """Does nothing: see hf_config.py."""
 
     @property
     def vocab_size(self) -> int:
@@ -135,7 +135,7 @@ def byte_tokenizer() -> RustTokenizer:
 
 
 def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]], words: bool = True) -> RustTokenizer:
-    """GPT-2's byte-level BPE, of its vocabulary and merges. ``words``: whether a text is cut as GPT-2's before pairs are joined."""
+    """GPT-2's byte-level BPE, of its vocabulary and merges. ``words``: whether GPT-2's pattern splits a text before the merges."""
     tokenizer = RustTokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -143,7 +143,7 @@ def byte_pair_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]
 
 
 def tokenizer_of_file(data: str, hidden: bool = False) -> RustTokenizer:
-    """A tokenizer.json, of whole texts and no special tokens around them but ours; ``hidden``: see `with_begin`."""
+    """The tokenizer of a tokenizer.json, for whole texts, with only our special token around them; ``hidden``: see `with_begin`."""
     tokenizer = RustTokenizer.from_str(data)
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -2,9 +2,9 @@
 
     with in_place_of_logits(layers=True) as found:
         made_BTX, state = model(tokens_BT)
-    states = made_BTX.split(found.widths, -1)       # what enters each layer [B, T, D], and what the output layer reads
+    states = made_BTX.split(found.widths, -1)       # inputs of each layer [B, T, D], and of the output layer
 
-A model calls `note` with what enters each of its layers, and ends with `losses.tied_output` or `losses.untied_output`. The states
+A model calls `note` with the input of each of its layers, and ends with `losses.tied_output` or `losses.untied_output`. The states
 of all layers stand side by side in one tensor, so whatever moves logits about, as decoding.py does, moves them too.
 
 Letters: B lanes · n tokens · D width · X all widths together.
@@ -29,7 +29,7 @@ class Found:
         self.widths: list[int] = []
 
     def states(self, hidden_BnD: Tensor) -> Tensor:
-        """[B, n, X]: what entered each layer, and ``hidden_BnD``."""
+        """[B, n, X]: the input of each layer, and ``hidden_BnD``."""
         states = [last_columns(parts, hidden_BnD.shape[1]) for _, parts in sorted(self.noted.items())]
         states.append(hidden_BnD)
         self.noted = {}
@@ -38,12 +38,12 @@ class Found:
 
 
 _found: dict[int, Found] = {}
-"""By thread: another one may generate meanwhile, with the same model. While it is empty, compiled code makes logits."""
+"""`Found` by thread: another thread may generate with the same model meanwhile. While this is empty, compiled code makes logits."""
 
 
 @contextmanager
 def in_place_of_logits(layers: bool = False) -> Iterator[Found]:
-    """Meanwhile all models return hidden states: the last ones, or with ``layers`` those that enter each layer too."""
+    """In the `with`, models return hidden states: the last ones, and with ``layers`` also the inputs of each layer."""
     found = Found(layers)
     _found[threading.get_ident()] = found
     try:
@@ -53,9 +53,9 @@ def in_place_of_logits(layers: bool = False) -> Iterator[Found]:
 
 
 def note(index: int, x_BnD: Tensor) -> None:
-    """Take what enters the layer at this place, counted from 0: [B, n, D], or [B, K, W, D] of some blocks.
+    """Record the input of the layer at this index, counted from 0: [B, n, D], or [B, K, W, D] of some blocks.
 
-    A segment's parts are noted from its beginning to its end. Columns that were read for what comes before it may precede them.
+    A segment's parts are noted from its beginning to its end. Columns of text before the segment may precede them.
     """
     found = _asked()
     if found is not None and found.layers:

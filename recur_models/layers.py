@@ -258,14 +258,14 @@ def merge_heads(*parts: Tensor) -> Tensor:
 
 
 def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values [..., m, E], those of later tokens behind."""
+    """Pairs of keys and values [..., m, E] as one pair, in the order of their tokens."""
     return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
 
 
 def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
-    """Each pair of a head's dimensions, one of each half, turned by the position times a speed of its own (Su et al. 2021).
+    """Rotate each pair of a head's dimensions, one from each half, by the position times the pair's speed (Su et al. 2021).
 
-    ``position_Bn``: the token's, of any number type.
+    ``position_Bn``: positions of the tokens, of any number type.
     """
     size = x_BHnE.shape[-1]
     dtype = torch.promote_types(x_BHnE.dtype, torch.float32)
@@ -300,7 +300,7 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None 
 
 
 class MLP(nn.Module):
-    """ReLU, no biases."""
+    """Feed-forward with a ReLU and without biases."""
 
     def __init__(self, width: int, hidden: int, rates: Dropouts):
         super().__init__()

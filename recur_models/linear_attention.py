@@ -49,7 +49,7 @@ def decayed_attention(
         log_decay: [B, T, H], at most 0.
         initial_state: [B, H, E, V].
         chunk: tokens that are computed at once; it does not change the result.
-        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
+        fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
 
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
@@ -115,7 +115,7 @@ def turned(x_BTHE: Tensor, position_BT: Tensor) -> Tensor:
 class Retention(RecurrentMixer):
     """Linear attention whose heads decay at fixed rates.
 
-    State: ``states`` [B, H, E, V]; where keys turn, as the next token sees them.
+    State: ``states`` [B, H, E, V]; with rotary positions, turned as the next token sees them.
     """
 
     def __init__(self, sizes: Sizes):

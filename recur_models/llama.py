@@ -27,7 +27,7 @@ HEAD_DIM = "hidden_size / num_attention_heads"
 
 
 def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions have been written in two ways, and the oldest folders say nothing of them."""
+    """config.json's values, completed. It has rotary positions in one of two ways; the oldest folders lack them."""
     rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
     d, heads, size = (values.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "head_dim"))
     return {
@@ -41,7 +41,7 @@ def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
-    """Rotary positions in both ways: a reader that knows one of them alone would take its default for the other, and not say so."""
+    """config.json's values, with rotary positions in both ways: a reader that knows only one would silently use its default."""
     output = values.pop("output")
     dropout = values.pop("dropout")
     theta = values["rope_theta"]
@@ -163,7 +163,7 @@ def unbiased(fan_in: int, fan_out: int) -> nn.Linear:
 
 
 class LlamaLayer(DecoderLayer):
-    """Attention, then the gated feed-forward; each normed before."""
+    """Attention, then the gated feed-forward, each after a norm."""
 
     def __init__(self, c: LlamaConfig):
         super().__init__(c.heads, c.kv_heads, c.d_model // c.heads, c.dropout)

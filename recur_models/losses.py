@@ -1,7 +1,7 @@
 """Cross-entropy in nats per token that holds the logits of one chunk at a time; on a GPU all of a segment, compiled, if they fit.
 
     nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
-    hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # what the logits are made of
+    hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # the output layer's input
 
 The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
 logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V, and
@@ -20,14 +20,14 @@ from recur_models.layers import is_plain
 from recur_models.protocol import IGNORED, RecurrentModel, State
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
-"""Logits held at a time, by the kind of device: 16 MiB in float32, which a processor's cache is near; on a GPU 2 GiB, so that each
-product fills it: eight chunks at the block-recurrent paper's 32 × 4,096 tokens."""
+"""Logits held at a time, by the kind of device. CPU: 16 MiB in float32, about the size of its cache. GPU: 2 GiB, so that each
+product fills the GPU; the block-recurrent paper's 32 × 4,096 tokens take eight chunks."""
 GRADIENT_TOKENS = 1024
-"""Least tokens whose logits' gradients are held at a time where the weight is trained: adding to its gradient reads and writes all
-of that, however few the tokens."""
+"""Least tokens whose logits' gradients are held at a time if the weight is trained. Each addition to the weight's gradient reads
+and writes all of it, however few the tokens."""
 WHOLE_ELEMENTS = 1 << 32
-"""Logits that compiled code holds at the most on a GPU, in the place of chunks: 8 GiB in bfloat16. It makes one pass of the softmax
-and its sum, and no float32 copy."""
+"""The most logits that compiled code on a GPU holds at once, without chunks: 8 GiB in bfloat16. It computes the softmax and its sum
+in one pass, without a float32 copy."""
 
 
 def chunked_cross_entropy(
@@ -127,7 +127,7 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tens
 def _errors(
     hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_C: Tensor, normalizer_C: Tensor
 ) -> Tensor:
-    """softmax − target [C, V] in float32. ``normalizer_C``: of the softmax."""
+    """softmax − target [C, V] in float32. ``normalizer_C``: logarithm of the softmax's sum."""
     errors_CV = _logits(hidden_CD, weight_VD, bias_V).sub_(normalizer_C[:, None]).exp_()
     return errors_CV.scatter_add_(1, targets_C.clamp(min=0)[:, None], errors_CV.new_full((len(errors_CV), 1), -1.0))
 

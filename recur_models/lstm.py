@@ -77,7 +77,7 @@ class LSTMLayer(nn.Module):
     def __init__(self, config: LSTMConfig):
         super().__init__()
         self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
-        # the state, for those who watch it
+        # both pass on the state, for probes
         self.before = nn.Identity()
         self.after = nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
@@ -92,7 +92,7 @@ class LSTMLayer(nn.Module):
 
 
 class LSTM(RecurrentModel):
-    """The layers, one block after the other."""
+    """Embeddings, LSTM layers that read one block after the other, and an output layer."""
 
     def __init__(self, config: LSTMConfig, vocab_size: int):
         super().__init__()

@@ -64,7 +64,7 @@ def step_limit(limit: Any) -> Any:
 
 
 def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
-    """`from_config_json` undone: the choices under transformers' names, with ``expand``, which it does not derive."""
+    """Undo `from_config_json`: the choices under transformers' names, with ``expand``, which transformers does not derive."""
     output = values.pop("output")
     limit = values.pop("step_limit")
     biases = values.pop("biases")

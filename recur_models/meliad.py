@@ -65,7 +65,7 @@ def config_from_params(
 def model_from_params(
     params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
 ) -> WindowedTransformer:
-    """The model with these weights, in float32. ``window``: as it was trained with; it leaves no trace in the parameters.
+    """The model with these weights, in float32. ``window``: the one it was trained with, which the parameters do not show.
 
     Raises ValueError naming a parameter that is missing, unknown or of another shape.
     """
@@ -88,7 +88,7 @@ def model_from_params(
 def state_dict_from_params(
     params: Mapping[str, np.ndarray], model: WindowedTransformer
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Our names to tensors for a tree of parameters (or of their gradients), and the names that were used."""
+    """Tensors by our names, from a tree of parameters (or of their gradients), and the meliad names that were used."""
     out: dict[str, Tensor] = {}
     used: set[str] = set()
 
@@ -144,7 +144,7 @@ def state_dict_from_params(
 
 
 def state_from_arrays(arrays: Mapping[str, np.ndarray], mode: str = "train") -> State:
-    """A State from meliad's (``transformer1/previous_keys_train`` [B, W, H, E] …); ``mode`` is its train or test copy."""
+    """A State from meliad's arrays (``transformer1/previous_keys_train`` [B, W, H, E] …); ``mode`` is its train or test copy."""
     state: State = {}
     for name, array in arrays.items():
         found = re.fullmatch(rf"transformer(\d+)/(previous_keys|previous_values|recurrent_state)_{mode}", name)

@@ -135,14 +135,14 @@ class MemorizingLayer(WindowedLayer):
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
     def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
-        # written to
+        # copies, which `enter` overwrites
         keys = state["memory_keys"].clone()
         values = state["memory_values"].clone()
         count = self.enter(keys, values, state["memory_count"], block["keys"], block["values"])
         return {"keys": block["keys"], "values": block["values"], **emptied(keys, values, count)}
 
     def probes(self) -> list[Probe]:
-        """The gate: how much of the heads is the memory's."""
+        """The gate: the memory's share in the heads."""
         return [Probe("state_share", self.tokens.out, lambda *_: torch.sigmoid(self.gate_H).mean())]
 
     def join(self, local_HnE: Tensor, remembered_HnE: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class MemorizingLayer(WindowedLayer):
 
     def remember(self, tokens: Projections, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """The result of each block's reads from the memory before it, and the memory after the last block."""
-        # written to below
+        # copies, which `enter` overwrites below
         keys_BHME = state["memory_keys"].clone()
         values_BHME = state["memory_values"].clone()
         count_B = state["memory_count"]
@@ -176,7 +176,7 @@ class MemorizingLayer(WindowedLayer):
 def emptied(keys_BHME: Tensor, values_BHME: Tensor, count_B: Tensor) -> State:
     """The memory as State, with zeros in place of what an earlier document left in slots that this one has not reached.
 
-    Those are never read, and need go only at a segment's end.
+    These slots are never read, so clearing them at a segment's end is enough.
     """
     slots_M = torch.arange(keys_BHME.shape[2], device=count_B.device)
     empty_B1M1 = (slots_M >= count_B[:, None])[:, None, :, None]
@@ -228,8 +228,8 @@ def nearest_keys(q_BHWE: Tensor, keys_BHME: Tensor, count_B: Tensor, top_k: int)
 
 
 def fill_memory(state: State) -> None:
-    """Have the kNN memory in a State be full in every lane, as in a long book, of random keys and values: what a step costs depends
-    on how many there are, and equal ones are read faster.
+    """Fill the kNN memory in a State in every lane, as in a long book, with random keys and values. The cost of a step depends on
+    their number, and equal ones are read faster.
     """
     for name, tensor in state.items():
         if name.endswith("memory_count"):

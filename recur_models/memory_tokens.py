@@ -68,7 +68,7 @@ class MemoryTokensConfig(StackConfig):
         return None
 
     def association_costs(self, tokens: int) -> Costs:
-        """What a layer's association costs over a block of so many tokens, its memory tokens included."""
+        """Costs of a layer's association over a block of ``tokens`` tokens, its memory tokens included."""
         return Costs()
 
     @property
@@ -143,7 +143,7 @@ class MemoryLayer(nn.Module):
         return x_BND, self.write_memory(memory_BSD, state)
 
     def add_memory(self, x_BnD: Tensor, state: State) -> Tensor:
-        """The residual stream with what its tokens read from the association."""
+        """The residual stream plus the values that its tokens read from the association."""
         return x_BnD if self.association is None else x_BnD + self.association.read(x_BnD, state["states"])
 
     def write_memory(self, memory_BSD: Tensor, state: State) -> State:
@@ -278,7 +278,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         return join_layers(block)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens of the block, which see the memory and its earlier ones."""
+        """Reads tokens of the block, which see the memory and the block's earlier tokens."""
         model = self.model
         R = model.config.read_tokens
         key_Z = torch.arange(R + model.block, device=tokens_Bn.device)

@@ -1,6 +1,6 @@
-"""What the mixers of a stack share: their interface, chunks of a sequence, and a short causal convolution whose State is carried.
+"""Code that a stack's mixers share: their interface, chunks of a sequence, and a short causal convolution whose State is carried.
 
-A mixer takes the residual stream x [B, T, D], its State and ``fresh``. It returns what it adds to the stream, and its next State.
+A mixer takes the residual stream x [B, T, D], its State and ``fresh``. It returns its addition to the stream, and its next State.
 It reads a segment in chunks, or a block a few tokens at a time; both give the same.
 
 Letters: B lanes · T tokens · K blocks · W block · n some tokens of a block · C chunk · N chunks · D width · H heads · E key size ·
@@ -78,7 +78,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """Read whole blocks. Returns what they add to the residual stream [B, T, D], and the next State."""
+        """Read whole blocks. Returns the addition to the residual stream [B, T, D], and the next State."""
 
     @abstractmethod
     def open(self, state: State) -> State:
@@ -86,7 +86,7 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Read tokens of one block. Returns what they add to the residual stream [B, n, D], and the block with them."""
+        """Read tokens of one block. Returns the addition to the residual stream [B, n, D], and the block with them."""
 
     @abstractmethod
     def close(self, block: State) -> State:
@@ -119,7 +119,7 @@ class RecurrentMixer(Mixer):
         self.carried = Carried()
 
     def zeros(self, *sizes: int) -> Tensor:
-        """Zeros for a State in float32 or float64, whatever the weights have: in bfloat16 it would not take up small parts."""
+        """Zeros for a State in float32 or float64, whatever the weights' dtype: bfloat16 would lose small additions."""
         return upcast(self.norm.scale).new_zeros(sizes)
 
     def initial_state(self, lanes: int) -> State:
@@ -155,7 +155,7 @@ class RecurrentMixer(Mixer):
 
 
 class DepthwiseConvolution(torch.autograd.Function):
-    """That of `depthwise_convolution`, since the backward pass of torch's takes four times as long on a CPU."""
+    """Autograd function of `depthwise_convolution`: torch's own backward pass takes four times as long on a CPU."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:
@@ -278,19 +278,19 @@ class Chunks(NamedTuple):
 
 
 def masked_later(C: int, like: Tensor) -> Tensor:
-    """Added to logarithms [C, C] of weights, it leaves token i none of a later token j: −∞ for j > i, else 0."""
+    """A mask [C, C] to add to logarithms of weights, so that token i gives a later token j no weight: −∞ for j > i, else 0."""
     return torch.full((C, C), float("-inf"), dtype=like.dtype, device=like.device).triu(1)
 
 
 def decay_between(sum_BHNC: Tensor) -> Tensor:
-    """What is left at token i of what token j wrote: exp(b_i − b_j) for i ≥ j, else 0 [B, H, N, C, C]. ``sum_BHNC``: the cumulative
-    log decays b."""
+    """The share of token j's writing that is left at token i: exp(b_i − b_j) for i ≥ j, else 0 [B, H, N, C, C]. ``sum_BHNC``: the
+    cumulative log decays b."""
     difference = sum_BHNC[..., :, None] + (-sum_BHNC)[..., None, :]
     return difference.add_(masked_later(sum_BHNC.shape[-1], difference)).exp_()
 
 
 def decay_of_state(sum_BHNC: Tensor, fresh_BN: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of the state before a chunk at each of its tokens [B, H, N, C, 1], and after it [B, H, N, 1, 1].
+    """The share of the state before a chunk that is left at each of its tokens [B, H, N, C, 1], and after it [B, H, N, 1, 1].
 
     Nothing is left where a document begins with the chunk (``fresh_BN``). ``sum_BHNC``: the cumulative log decays.
     """

@@ -3,7 +3,7 @@
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
 A layer is pre-norm: x + mixer(norm(x)), then x + MLP(norm(x)) with a gated MLP (SwiGLU). The output layer is the embedding, or a
-matrix of its own. Each mixer has its own file; mixer.py has what they share.
+matrix of its own. Each mixer has its own file; mixer.py has their common code.
 
 State: that of the mixers, under ``layers.i``. Letters: see mixer.py.
 """
@@ -60,7 +60,7 @@ READERS: dict[str, tuple[MixerName, ...]] = {
     "rotary": ("retention",),
     "conv": ("delta", "mamba2"),
 }
-"""The mixers that read an option which changes the model. A new run is refused where none of them is in the stack."""
+"""Options that change the model, and the mixers that read each. A new run with an option that no mixer reads is refused."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class GatedMLP(nn.Module):
 
 
 class StackLayer(nn.Module, ABC):
-    """A mixer with what its layer does around it."""
+    """A layer: a mixer, and the computation around it."""
 
     one_graph = True
 
@@ -209,7 +209,7 @@ class MixerLayer(StackLayer):
 
 
 class StackModel(RecurrentModel):
-    """A model of such layers. Its subclass embeds tokens, and makes logits of the last layer's output."""
+    """A model of `StackLayer` layers. A subclass embeds tokens, and makes logits from the last layer's output."""
 
     one_graph = True
     layers: Any
@@ -217,7 +217,7 @@ class StackModel(RecurrentModel):
 
     @abstractmethod
     def embed(self, tokens_Bn: Tensor) -> Tensor:
-        """What the first layer reads: [B, n, D]."""
+        """The input of the first layer: [B, n, D]."""
 
     @abstractmethod
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
@@ -254,7 +254,7 @@ class StackModel(RecurrentModel):
 
 
 class MixersModel(StackModel):
-    """The model. Tied logits are divided by √d, as in rec and slide."""
+    """The model of a `MixersConfig`. Tied logits are divided by √d, as in rec and slide."""
 
     def __init__(self, config: MixersConfig, vocab_size: int):
         super().__init__()

@@ -53,7 +53,7 @@ def matrix_memory(
         initial_state: C and n side by side, divided by exp(m): [B, H, E, V + 1].
         initial_scale: m [B, H].
         chunk: tokens that are computed at once; it does not change the result.
-        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
+        fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
 
     Returns:
         Outputs [B, T, H, V], and the state [B, H, E, V + 1] and m [B, H] after the last token, in float32 or float64.
@@ -66,7 +66,7 @@ def matrix_memory(
     v = nn.functional.pad(v, (0, 1), value=1.0)
     input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
     sum_BHNC = log_forget.cumsum(-1)  # b
-    # What token j wrote weighs exp(b_i + ĩ_j − b_j) at token i of its chunk.
+    # Token j's writing has the weight exp(b_i + ĩ_j − b_j) at token i of its chunk.
     relative_BHNC = input_BHNC - sum_BHNC
     highest_BHNC = sum_BHNC + relative_BHNC.cummax(-1).values
     scale = initial_scale.to(q.dtype)

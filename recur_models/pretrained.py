@@ -45,7 +45,7 @@ from recur_models.stepping import put
 
 
 class DecoderSizes(Protocol):
-    """What a decoder needs of its config (pretrained_config.py)."""
+    """The interface that a decoder needs of its config (pretrained_config.py)."""
 
     embeds_positions: ClassVar[bool]
 
@@ -211,7 +211,7 @@ class Decoder(RecurrentModel):
         prev: Prev | None,
         caches: Sequence[Cache] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """All layers. Returns the last one's output [B, n, D], and what the recurrence gathers [B, n, X].
+        """All layers. Returns the last one's output [B, n, D], and the recurrence's gathered tensor [B, n, X].
 
         Args:
             x_BnD: embeddings.

@@ -24,7 +24,7 @@ Cache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Prev(NamedTuple):
-    """What a window gets from the one before."""
+    """The recurrence's input to a window, from the window before."""
 
     states_BND: Tensor
     """h_prev."""
@@ -33,7 +33,7 @@ class Prev(NamedTuple):
 
 
 def attention_weights(q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Tensor:
-    """What each query gives each key after dropout at this rate [B, H, n, m]. ``seen_Bnm``: bool, whether it sees it."""
+    """The weight of each key for each query, after dropout at ``rate``: [B, H, n, m]. ``seen_Bnm``: bool, keys that it sees."""
     logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(q.dtype)
     return F.dropout(weights, rate)
@@ -67,11 +67,11 @@ class DecoderLayer(nn.Module, ABC):
 
     @abstractmethod
     def output(self, heads_BnC: Tensor) -> Tensor:
-        """What attention adds to the residual stream [..., D]. ``heads_BnC``: its heads side by side."""
+        """Attention's addition to the residual stream [..., D]. ``heads_BnC``: its heads side by side."""
 
     @abstractmethod
     def feed_forward(self, x_BnD: Tensor) -> Tensor:
-        """What the feed-forward adds to the residual stream, with the norm before it: [B, n, D]."""
+        """The feed-forward's addition to the residual stream, with the norm before it: [B, n, D]."""
 
     def repeat_heads(self, x_BGmE: Tensor) -> Tensor:
         """The keys or values of each query's head: [B, H, m, E]."""
@@ -100,7 +100,7 @@ class DecoderLayer(nn.Module, ABC):
         return self.attended(from_prev + self.separate_heads(to_window @ v_window))
 
     def separate_heads(self, x_BGnE: Tensor) -> Tensor:
-        """[B, H, n, E] of the heads that share keys, one below the other."""
+        """[B, H, n, E] from heads that share keys and stand one below the other."""
         return x_BGnE.unflatten(2, (self.heads // self.kv_heads, -1)).flatten(1, 2)
 
     def forward(

@@ -53,7 +53,7 @@ class Family:
     to_config_json: Callable[[dict[str, Any]], dict[str, Any]]
     """Makes config.json from the sizes under its names and ``dropout``; the inverse of `from_config_json`."""
     prefix: str
-    """What the names of all weights begin with, except those of the output layer."""
+    """Prefix of the names of all weights, except those of the output layer."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Our names of a layer's weights, by transformers', where they differ."""
     squeezed: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class Family:
 
     @property
     def remedy(self) -> str:
-        """How errors end: what to give instead."""
+        """The end of error messages: the folder to give instead."""
         return f"name a folder that transformers' {self.saver}.save_pretrained or pipelines.export has written"
 
 

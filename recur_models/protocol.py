@@ -148,7 +148,7 @@ class RecurrentModel(nn.Module, ABC):
     """Whether a forward pass reads no tensor's value on the host, so that it compiles to one graph. Layers may set it too."""
 
     def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function``, which computes one ``unit``, with activation checkpointing if that is what `recompute` says."""
+        """``function``, which computes one ``unit``, with activation checkpointing if `recompute` is that unit."""
         if self.recompute != unit or not torch.is_grad_enabled():
             return function
         return partial(checkpoint, function, use_reentrant=False)
@@ -167,7 +167,7 @@ class RecurrentModel(nn.Module, ABC):
     @abstractmethod
     def initial_state(self, lanes: int) -> State:
         """The State of ``lanes`` lanes before their first document, on the model's device. Its dtype is the model's, or float32
-        where that would lose what is added up."""
+        where the model's would lose small additions."""
 
     def forward(
         self,
@@ -235,7 +235,7 @@ class Places:
     """
 
     def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
-        """``filled_B``: int64, on the CPU: tokens that each block already has. ``counts_B``: the same of tokens that are added."""
+        """``filled_B``: int64, on the CPU: tokens that each block already has. ``counts_B``: the same for added tokens."""
         step_n = torch.arange(int(counts_B.max()))
         places_Bn = filled_B[:, None] + step_n
         valid_Bn = step_n < counts_B[:, None]
@@ -313,7 +313,7 @@ def clear(state: State, initial: State, kinds: tuple[str, ...] | None = None, la
 
 
 def kind_of(name: str) -> str:
-    """``states`` of ``layers.9.states``."""
+    """The kind of an entry of the State, from its name: ``states`` for ``layers.9.states``."""
     return name.rsplit(".", 1)[-1]
 
 
@@ -324,7 +324,7 @@ def layer_state(index: int, state: State) -> State:
 
 
 def join_layers(states: Iterable[State]) -> State:
-    """One State of all layers', in their order: ``layers.9.states`` is ``states`` of the tenth."""
+    """One State from those of all layers, in order: ``layers.9.states`` is ``states`` of the tenth."""
     return {f"layers.{i}.{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
 
 

@@ -7,8 +7,8 @@
 Each number of a key has a decay w of its own, and the key that is taken out (a) differs from the one that is put in (k). Within a
 chunk, decays are multiplied into queries and keys; one triangular system gives what is taken out, and a loop over chunks carries S.
 
-RWKV-7's channel mixing is the gated MLP of the stack here. Its layers have no part of the first layer's values, for which a mixer
-would have to know another. Letters: see mixer.py; R rank.
+RWKV-7's channel mixing is the gated MLP of the stack here. Its layers do not mix in the first layer's values, since a mixer
+would then have to know another one. Letters: see mixer.py; R rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIN_LOG_DECAY = -math.exp(-0.5)
 MAX_TOKENS = 128
 """The most tokens of a chunk: the inverse of their decays is at most e^78."""
 NORM_EPS = 64e-5
-"""The head norm's, as released."""
+"""Epsilon of the head norm, as released."""
 
 
 @without_autocast
@@ -53,7 +53,7 @@ def generalised_delta_rule(
         log_decay: log w [B, T, H, E], from `MIN_LOG_DECAY` to 0.
         initial_state: [B, H, E, V].
         chunk: tokens that are computed at once; it does not change the result.
-        fresh_BK: bool, True where the state is reset before that one of K equal parts of T.
+        fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
 
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
@@ -68,7 +68,7 @@ def generalised_delta_rule(
     a = a * (sum_BHNCE - log_decay).exp()  # it reads the state before its own token's decay
     k = k * to_token
     b = b * to_token
-    # What a chunk takes out is U: (I − L) U = A S + M V, with L = A Bᵀ and M = A Kᵀ below the diagonal.
+    # A chunk takes out U: (I − L) U = A S + M V, with L = A Bᵀ and M = A Kᵀ below the diagonal.
     inverse: Tensor = UnitLowerInverse.apply(-(a @ b.transpose(-1, -2)))
     taken_within = inverse @ ((a @ k.transpose(-1, -2)).tril(-1) @ v)
     loop = (

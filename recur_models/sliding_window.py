@@ -61,7 +61,7 @@ class WindowedConfig(StackConfig):
     def build(self, vocab_size: int) -> WindowedTransformer: ...
 
     def window_costs(self, states: int = 0, position: bool = True) -> Costs:
-        """A token layer's: W keys are seen by each token, 2W are multiplied."""
+        """Costs of a token layer: each token sees W keys, and 2W are multiplied."""
         W = self.window
         return token_costs(self, pairs=W * W, computed_pairs=W * 2 * W, states=states, position=position)
 
@@ -102,9 +102,9 @@ class Part(NamedTuple):
     bucket_BnZ: Tensor
     """Bucket of the distance between token and key."""
     unseen_BnZ: Tensor
-    """The keys that a token does not see."""
+    """bool. True for keys that a token does not see."""
     blind_BHn1: Tensor | None
-    """The tokens that see nothing."""
+    """bool. True for tokens that see nothing."""
 
 
 class WindowedLayer(nn.Module, ABC):
@@ -127,8 +127,8 @@ class WindowedLayer(nn.Module, ABC):
         window: Window,
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
-        """Tokens in blocks and State in, the same out. ``window``: of `TokenLayer.window`. ``shared_kv``: under feedback, what the
-        tokens read of the sharing_layer layer's states, which may be this layer's own ([B, H, S, E]; K is 1)."""
+        """Tokens in blocks and State in, the same out. ``window``: from `TokenLayer.window`. ``shared_kv``: under feedback, the
+        projected states of the sharing layer, which may be this layer ([B, H, S, E]; K is 1)."""
 
     @abstractmethod
     def open(self, state: State, shared_kv: Projections | None) -> State:
@@ -186,7 +186,7 @@ class TokenLayer(nn.Module):
         return x_nD + self.mlp(self.mlp_norm(x_nD))
 
     def open(self, state: State, shared_kv: Projections | None = None) -> State:
-        """`WindowedLayer.open` with what this layer's tokens read of states, ``shared_kv``, where they do."""
+        """As `WindowedLayer.open`, with the projected states ``shared_kv`` if this layer's tokens read states."""
         block = {kind: torch.zeros_like(state[kind]) for kind in ("keys", "values")}
         if shared_kv is not None:
             block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
@@ -208,7 +208,7 @@ class TokenLayer(nn.Module):
         return self.combine(x_BnD, heads_BHnE, cross)
 
     def probes(self) -> list[Probe]:
-        """Where states are read: of the energy that attention adds, the part that comes from them."""
+        """If states are read, their share in the energy that attention adds."""
         if self.project.cross_scale_H is None:
             return []
         return [Probe("state_share", self.out, self._state_share)]
@@ -221,7 +221,7 @@ class TokenLayer(nn.Module):
 
 
 class Layer(WindowedLayer):
-    """A window, and nothing else but what another layer shares with it.
+    """A window without states of its own; it may read those that another layer shares.
 
     ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
     segment through its keys and values.

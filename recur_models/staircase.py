@@ -4,7 +4,7 @@
     CachedStaircaseConfig(chunk=64, passes=1, chunks=4).build(vocab_size=257)
 
 Each step takes in one chunk of C tokens and processes N chunks at once: the newest for the first time, the one before it for the
-second, and so on. After M passes a chunk is read out and stays as it is, N − M steps longer, to be looked at (a staircase: M = N).
+second, and so on. After M passes a chunk is read out. Tokens attend to it for N − M more steps, unchanged (a staircase: M = N).
 A token sees itself and what precedes it in the step's N chunks (equation 3):
 
     step        i            i+1          i+2              N = 3, M = 2: numbers are passes that a chunk has had before the step
@@ -13,8 +13,8 @@ A token sees itself and what precedes it in the step's N chunks (equation 3):
     chunk i     0            1            2 (cached)
     chunk i+1                0            1
 
-At a segment's end the chunks that have had fewer than M passes get the others: causal, so they are those that the next segment
-would make. The State is what the next step begins with: ``states`` [B, N − 1, C, D], the last chunks after the passes that they
+At a segment's end, chunks with fewer than M passes get the missing ones. The core is causal, so the next segment would make the
+same ones. The State is the input of the next step: ``states`` [B, N − 1, C, D], the last chunks after the passes that they
 have had, and ``states_count`` [B], how many of them belong to the current document.
 
 Letters: see core.py; C tokens of a chunk · S chunks.
@@ -74,7 +74,7 @@ class StaircaseConfig(CoreConfig):
         return replace(total, segment_flops=self.layers * (drained + looked_at))
 
     def _pass(self, active: int, cached: int) -> Costs:
-        """One layer over so many chunks that see those before them."""
+        """Costs of one layer over ``active`` chunks, which see those before them. ``cached``: as in `layer_costs`."""
         C = self.chunk
         before = (self.in_step - self.passes) * self.chunk
         n = active * C
@@ -108,16 +108,16 @@ class CachedStaircaseConfig(StaircaseConfig):
 
 
 class Step(NamedTuple):
-    """Which chunks a step holds, of those of the State and the segment, counted from the State's first."""
+    """The chunks that a step holds, as indices into the chunks of the State and then of the segment."""
 
     first: int
-    """The first of them."""
+    """The first chunk of the step."""
     active: int
-    """The first that is processed."""
+    """The first chunk that is processed."""
     end: int
-    """After the last."""
+    """One after the last chunk."""
     crosses: bool
-    """Whether they are of more than one document, or missing, on some lane."""
+    """Whether, on some lane, chunks are missing or belong to more than one document."""
     last: bool
     """Whether no step follows."""
 
@@ -165,7 +165,7 @@ class Staircase(CoreModel):
         return self.read_out(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
 
     def steps(self, document_BS: Tensor, blocks: int) -> list[Step]:
-        """Those of a segment: one for each chunk that joins, and those that drain."""
+        """The steps of a segment: one for each chunk that joins, and those that drain."""
         N = self.config.in_step
         M = self.config.passes
         total = document_BS.shape[1]
@@ -176,15 +176,15 @@ class Staircase(CoreModel):
         return [Step(a, a + N - M, b, crosses[i], i == last) for i, (a, b) in enumerate(windows)]
 
     def look_at(self, x_BSCD: Tensor) -> Context:
-        """Keys and values of the chunks that the next step does not process; none of a staircase."""
+        """Keys and values of the chunks that the next step does not process; empty for a staircase."""
         cached = self.config.in_step - self.config.passes
         return [layer.keys_values(x_BSCD[:, :cached].flatten(1, 2)) for layer in self.layers] if cached else []
 
     def step(
         self, x_BSCD: Tensor, context: Context, step: Step, document_BS: Tensor, keep: Context | None = None
     ) -> tuple[Tensor, Context]:
-        """The core over the chunks of one step, oldest first; and what the next step looks at. ``keep``: takes each layer's keys
-        and values of what the step holds."""
+        """The core over the chunks of one step, oldest first; and the next step's context. ``keep``: a list that gets each layer's
+        keys and values of the step's chunks."""
         cached = step.active - step.first
         C = self.block
         x_BnD = x_BSCD[:, cached:].flatten(1, 2)
@@ -226,7 +226,7 @@ class Staircase(CoreModel):
 
 
 class StaircaseIncrementalDecoder(IncrementalDecoder):
-    """A token gets its M passes at once: what older chunks are in each of them does not depend on it.
+    """A token gets its M passes at once: the older chunks in each pass do not depend on it.
 
     The block: of each pass and layer ``earlier_keys`` and ``earlier_values`` [B, H, (N − 1)·C, E] of the older chunks, ``keys`` and
     ``values`` [B, H, C, E] of the chunk itself; ``first`` [B, C, D], its tokens after one pass; ``older`` [B, N − 1, C, D], the

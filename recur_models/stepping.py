@@ -1,4 +1,4 @@
-"""What incremental decoders share: attention of new tokens to the keys and values that each layer keeps.
+"""Code that incremental decoders share: attention of new tokens to the keys and values that each layer keeps.
 
 A layer keeps ``keys`` and ``values`` [B, H, W, E] of the current block; only those of the tokens so far are filled. There is no
 dropout, because training reads whole blocks.

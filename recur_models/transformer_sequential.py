@@ -30,7 +30,7 @@ IN_LAYER = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc
 PROJECTIONS = tuple(f"attn.proj_{kind}.weight" for kind in ("query", "key", "val"))
 MEMORY_WEIGHTS = "single_memory_attn_params"
 MEMORY_BUFFER = "single_memory_attn_buf"
-"""A feedback transformer's, before the softmax, and after it."""
+"""Names of a feedback transformer's memory weights, before the softmax and after it."""
 OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_norm"}
 
 
@@ -43,7 +43,7 @@ def model_from_params(
 
     Where ``window`` is not among the sizes, a block is one token, so that a segment may have any length.
 
-    Raises ValueError where a name is missing or unknown, a shape is not that of the others, or the model or a size is unknown.
+    Raises ValueError where a name is missing or unknown, a shape does not fit the others, or the model or a size is unknown.
     """
     if model not in KINDS:
         raise ValueError(f"the model {model!r} is not of this code: choose among {', '.join(KINDS)}")
@@ -67,7 +67,7 @@ def model_from_params(
 
 
 def _sorted(params: Mapping[str, np.ndarray]) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Those of each layer under its own names, and the others."""
+    """The parameters of each layer, under their names in it, and all others."""
     layers: dict[int, dict[str, np.ndarray]] = {}
     others: dict[str, np.ndarray] = {}
     for name, value in params.items():
@@ -139,7 +139,7 @@ def _weights(
 def _renamed(
     params: Mapping[str, np.ndarray], names: Mapping[str, str], prefix: str, elsewhere: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
-    """Under our names; those whose names end in ``elsewhere`` are read elsewhere. Raises ValueError for any other."""
+    """Parameters under our names. Names that end in ``elsewhere`` are left out. Raises ValueError for any other name."""
     renamed = {}
     for name, value in params.items():
         module, _, kind = name.rpartition(".")

@@ -76,7 +76,7 @@ class UniversalTransformerConfig(TransformerXLConfig):
 
 
 class TransformerXL(CoreModel):
-    """Both models."""
+    """Both models: Transformer-XL, and the universal transformer."""
 
     def __init__(self, config: TransformerXLConfig, vocab_size: int):
         super().__init__(config, vocab_size, config.window, config.span, config.layers)
@@ -135,7 +135,7 @@ class TransformerXL(CoreModel):
         unseen_nm: Tensor,
         crossing_BK1m: Tensor | None,
     ) -> Tensor:
-        """One layer over blocks behind what they see of the State."""
+        """One layer over blocks, which also see the State's tokens before them."""
         span = self.config.span
         before = layer.keys_values(earlier_BSD[:, :span])
         return layer(earlier_BSD[:, span:], before, distances, unseen_nm, crossing_BK1m, self.block)

@@ -2,7 +2,7 @@
 
     VanillaConfig(layers=13, window=512).build(vocab_size=32_001)
 
-The same layer as the others', so that only the memory differs: T5 position bias, normalised queries and keys, pre-norm, tied
+The layer of the other models, so that only the memory differs: T5 position bias, normalised queries and keys, pre-norm, tied
 embeddings. A token sees itself and the earlier tokens of its block. The State is empty. Letters: see layers.py.
 """
 
@@ -56,7 +56,7 @@ class VanillaLayer(TokenLayer):
 
     def forward(self, x_BKWD: Tensor, unseen_WW: Tensor | None = None) -> Tensor:
         """Attention within each block [B, K, W, D], or within a sequence [B, W, D], then the MLP. ``unseen_WW``: which tokens a
-        token does not see, bool; by default those after it. One that is seen all the same has the bias of distance 0.
+        token does not see, bool; by default those after it. A later token that is seen has the bias of distance 0.
         """
         tokens = self.project(x_BKWD)
         index = torch.arange(x_BKWD.shape[-2], device=x_BKWD.device)
@@ -129,7 +129,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
         return join_layers(layer.initial_cache(lanes) for layer in self.model.layers)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens of the block, which see its earlier ones."""
+        """Reads tokens of the block, which see the block's earlier tokens."""
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
         bucket_BnW = PositionBias.bucket(distance_BnW.clamp(min=0))
         unseen_BnW = distance_BnW < 0

@@ -63,7 +63,7 @@ class WindowMixer(Mixer):
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
-        """As `Mixer.costs`: W keys are seen by each token, 2W are multiplied."""
+        """As `Mixer.costs`: each token sees W keys, and 2W are multiplied."""
         config = windowed(sizes)
         W = config.window
         return (
@@ -75,7 +75,7 @@ class WindowMixer(Mixer):
 
 
 def windowed(sizes: Sizes) -> SlideConfig:
-    """The sizes of one layer's window as `slide` has them."""
+    """The config of `slide` with the sizes of one layer's window."""
     return SlideConfig(
         layers=1,
         d_model=sizes.d_model,

@@ -1,9 +1,9 @@
-"""The search spaces, and what Ray Tune offers for drawing from them and stopping early.
+"""Search spaces, and the searchers, schedulers and stoppers of Ray Tune by name.
 
 from tune_spaces import combine
 domains = combine("lr+states", preset_values)        # {"optim.lr": tune.loguniform(…), "model.states": tune.choice([…])}
 
-This module imports nothing of Ray Tune, which takes seconds: spaces are listed, and refused, without it.
+This module does not import Ray Tune, which takes seconds: spaces are listed, and unknown ones refused, without it.
 """
 
 from tune_spaces.spaces import SPACES, Space, combine
@@ -14,7 +14,7 @@ SEARCHERS = {
     "optuna": ("ray.tune.search.optuna:OptunaSearch", "optuna"),
     "bohb": ("ray.tune.search.bohb:TuneBOHB", "hpbandster ConfigSpace"),
 }
-"""Where they are, and the packages that they need."""
+"""Import path of each searcher, and the packages that it needs."""
 SCHEDULERS = {
     "asha": "ray.tune.schedulers:ASHAScheduler",
     "median": "ray.tune.schedulers:MedianStoppingRule(min_samples_required=2)",

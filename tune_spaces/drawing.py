@@ -4,7 +4,7 @@
     draw(domains, seed=0, index=3)      a pure function: the fourth draw of this seed, whatever was drawn before
     searcher = Searcher("optuna", domains, seed=0); searcher.suggest("003"); searcher.complete("003", 5.1)
 
-All return flat values, joint keys taken apart: ``{"model.gate": "fixed", "model.cell": "skip"}``.
+All return flat values, with joint keys split: ``{"model.gate": "fixed", "model.cell": "skip"}``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRIC = "value"
 
 
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Take joint keys apart."""
+    """Split joint keys: ``{"a,b": (1, 2)}`` becomes ``{"a": 1, "b": 2}``."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         fields = key.split(",")
@@ -52,12 +52,12 @@ def rounded(domain: Any, value: Any) -> Any:
 
 
 def fields(domains: Mapping[str, Any]) -> list[str]:
-    """The dotted names that are varied."""
+    """The dotted names of the fields that are varied."""
     return [field for key in domains for field in key.split(",")]
 
 
 def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
-    """The draw of this number, each key from a stream of its own."""
+    """The draw of this index, from 0. Each key has its own random stream."""
     streams = {key: random.Random(f"{seed}/{index}/{key}").getrandbits(32) for key in domains}
     return expand({k: rounded(domain, domain.sample(random_state=streams[k])) for k, domain in domains.items()})
 
@@ -83,17 +83,17 @@ def _points(domain: Any, points: int) -> list[Any]:
 
 
 def listed_or_ends(domain: Any) -> list[Any]:
-    """The values that are known of a domain before it is drawn from: those of a list, or both ends of a range, where it has any."""
+    """The values of a list, or both ends of a range; empty for a domain without two finite ends."""
     if isinstance(domain, Categorical):
         return list(domain.categories)
     if not isinstance(domain, Float | Integer) or not math.isfinite(domain.lower) or not math.isfinite(domain.upper):
         return []
-    return [domain.lower, domain.upper - 1 if isinstance(domain, Integer) else domain.upper]  # an Integer leaves it out
+    return [domain.lower, domain.upper - 1 if isinstance(domain, Integer) else domain.upper]  # an Integer excludes it
 
 
 @contextlib.contextmanager
 def seeded(text: str) -> Iterator[None]:
-    """Tune draws from the global generators: within the block what they give depends on this text alone."""
+    """Seed the global random generators, from which Tune draws, with this text; their states are restored after the block."""
     others = random.getstate(), np.random.get_state()
     random.seed(text)
     np.random.seed(zlib.crc32(text.encode()))
@@ -106,20 +106,20 @@ def seeded(text: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Draw:
-    """The suggestions of a searcher in earlier starts."""
+    """A suggestion of a searcher in an earlier start of the sweep."""
 
     name: str
     trial: str | None
-    """The trial that was made of it; None where the values did not fit together."""
+    """The trial with these values; None if the values did not fit together."""
     values: Mapping[str, Any]
 
 
 class Searcher:
-    """Ray Tune's OptunaSearch or TuneBOHB, or another of its searchers by its import path. Categories go through it as labels,
-    because theirs must be plain values.
+    """Ray Tune's OptunaSearch or TuneBOHB, or another of its searchers by its import path. It gets categories as labels, because
+    they must be plain values.
 
-    After a kill the searcher is given back what it had drawn, as points to evaluate, and then their results: what follows is
-    drawn from all that is known.
+    After a kill, the searcher gets its earlier draws as points to evaluate, and then their results. Its next draws depend on all
+    of them.
     """
 
     def __init__(self, name: str, domains: Mapping[str, Any], seed: int, drawn: Sequence[Draw] = ()) -> None:
@@ -132,12 +132,12 @@ class Searcher:
             raise ValueError(
                 f"--search {name} needs packages that are not installed: pip install {needs}, or --search random"
             )
-        seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each names it otherwise
+        seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each class has its own name for it
         for talker in ("optuna", "hpbandster", "ray.tune.search"):
             logging.getLogger(talker).setLevel(logging.ERROR)
         self._left = list(drawn)
         self._drawn: set[str] = set()
-        """The trials that it has suggested: it knows no others."""
+        """Trials that the searcher has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
         kind, given = kind_of(path)
         asked = given.pop("points_to_evaluate", [])
@@ -152,35 +152,35 @@ class Searcher:
         if points and "points_to_evaluate" in inspect.signature(kind).parameters:
             given["points_to_evaluate"] = points
         self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)
-        self._search.set_search_properties(METRIC, "min", space)  # one that has them already heeds it not
+        self._search.set_search_properties(METRIC, "min", space)  # a searcher that has them already ignores this
 
     def _point(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A trial's values as the searcher knows them."""
+        """A trial's values in the searcher's form: by joint keys, categories as labels."""
         joined = {key: tuple(values[field] for field in key.split(",")) for key in self._domains}
         return {key: self._labelled(key, found if "," in key else found[0]) for key, found in joined.items()}
 
     def _labelled(self, key: str, value: Any) -> Any:
-        """A value as the searcher knows it."""
+        """A value in the searcher's form: the label of a category, or the value itself."""
         known = list(self._domains[key].categories) if key in self._labels else []
         if known and value not in known:
             raise ValueError(f"points_to_evaluate: {key} is {value!r}, which is not of this sweep's: {known}")
         return self._labels[key][known.index(value)] if known else value
 
     def recall(self, trial: str) -> None:
-        """Have the searcher suggest again what it suggested for a trial of an earlier start."""
+        """Have the searcher repeat its suggestions of an earlier start, up to this trial."""
         while self._left:
             draw = self._left.pop(0)
             found = self.suggest(draw.trial or draw.name)
             if found != draw.values:
-                self._drawn.discard(draw.trial or draw.name)  # it takes no points: what it says now is nobody's
+                self._drawn.discard(draw.trial or draw.name)  # it takes no points: no trial has this suggestion
             if draw.trial is None:
                 self.complete(draw.name, 0, None)
             elif draw.trial == trial:
                 return
 
     def suggest(self, trial: str) -> dict[str, Any] | None:
-        """Values for a trial; None where it has none now: it waits for results, or has no more."""
-        with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's
+        """Values for a trial; None if the searcher waits for results or has no more values."""
+        with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's generator
             values = self._search.suggest(trial)
         if not isinstance(values, dict):
             return None
@@ -192,23 +192,23 @@ class Searcher:
         return expand(chosen)
 
     def result(self, trial: str, time: int, value: float) -> None:
-        """A metric of a trial, after so many tokens."""
+        """Pass on a trial's metric after ``time`` tokens."""
         if trial in self._drawn:
             self._search.on_trial_result(trial, self._told(time, value))
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
-        """``value`` None: it failed."""
+        """Pass on the end of a trial, with its metric after ``time`` tokens; ``value`` is None if it failed."""
         told = None if value is None else self._told(time, value)
         if trial in self._drawn:
             self._search.on_trial_complete(trial, told, error=told is None)
 
     def pause(self, trial: str) -> None:
-        """HyperBandForBOHB's scheduler has paused a trial, which TuneBOHB is told."""
+        """Pass on to TuneBOHB that the scheduler HyperBandForBOHB has paused a trial."""
         if trial in self._drawn and hasattr(self._search, "on_pause"):
             self._search.on_pause(trial)
 
     def resume(self, trial: str) -> None:
-        """The scheduler lets a paused trial continue."""
+        """Pass on that the scheduler lets a paused trial continue."""
         if trial in self._drawn and hasattr(self._search, "on_unpause"):
             self._search.on_unpause(trial)
 

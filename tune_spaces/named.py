@@ -1,8 +1,8 @@
-"""A class of Ray Tune's, or one's own, by its import path and arguments.
+"""Makes a scheduler, searcher or stopper, Ray Tune's or your own, from its import path and arguments.
 
     make("ray.tune.schedulers:ASHAScheduler(reduction_factor=4)", metric="value", mode="min")
 
-Arguments are plain values, written as in Python: nothing of them is run.
+Arguments are plain values, written as in Python; no code in them is run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BASES = (TrialScheduler, Searcher, Stopper)
 
 
 def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
-    """The class that is named, and the arguments that are written. Raises ValueError, in a sentence, where that cannot be."""
+    """The class that a text names, and the arguments written in it. Raises ValueError if the text is malformed or names none."""
     module, _, written = text.partition(":")
     try:
         tree = ast.parse(written, mode="eval").body
@@ -32,7 +32,7 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
         given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         home = importlib.import_module(module)
         name = call.func.id
-        if not hasattr(home, name):  # as ray.tune.schedulers has PB2, in pb2.py
+        if not hasattr(home, name):  # such as PB2, which is in ray.tune.schedulers.pb2
             with contextlib.suppress(ImportError):
                 home = importlib.import_module(f"{module}.{name.lower()}")
         kind = getattr(home, name)
@@ -46,14 +46,14 @@ def kind_of(text: str) -> tuple[Any, dict[str, Any]]:
 
 
 def is_exact(text: str) -> bool:
-    """Whether what it names is Ray Tune's own, and decides by results alone."""
+    """Whether the named class is Ray Tune's own and decides by results alone."""
     kind, _ = kind_of(text)
     return kind.__module__.startswith("ray.") and not issubclass(kind, TimeoutStopper)
 
 
 def make(text: str, base: type = object, instead: str = "", given: dict[str, Any] | None = None, **offered: Any) -> Any:
-    """Make one. It is given those of ``offered`` that it takes, and what is written, or ``given`` in place of that. Raises
-    ValueError, in a sentence, where that cannot be, or where it is none of the base's; ``instead`` says what to choose.
+    """Make the named object, from the ``offered`` arguments that it takes and the written ones, or ``given`` in their place.
+    Raises ValueError if that fails or the object is not a ``base``; ``instead`` says what to choose.
     """
     kind, written = kind_of(text)
     try:

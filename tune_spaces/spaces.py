@@ -27,7 +27,7 @@ Domains = dict[str, Any]
 
 @dataclass(frozen=True)
 class Space:
-    """The fields that a sweep varies."""
+    """A search space: the fields that a sweep varies, and their domains."""
 
     about: str
     """One line for --help."""
@@ -37,7 +37,7 @@ class Space:
 
 
 def choice(values: Sequence[Any]) -> Any:
-    """A list, as Ray Tune has it. Like the next one it imports Ray when it is called, and not before: this takes seconds."""
+    """Ray Tune's domain for a list of values. Like `loguniform`, it imports Ray only when called: the import takes seconds."""
     from ray import tune
 
     return tune.choice(values)
@@ -60,7 +60,7 @@ def states(values: Values) -> Domains:
 
 
 def window(values: Values) -> Domains:
-    """A window's new tokens, all of it but the overlap with the one before, divide the segment."""
+    """Windows whose new tokens divide the segment into two or more parts. A window's overlap with the one before is not new."""
     length = values["data.segment_length"]
     overlap = values.get("model.overlap", 0)
     windows = _around(values["model.window"], (0.25, 0.5, 1, 2))
@@ -73,7 +73,7 @@ def gate(values: Values) -> Domains:
 
 
 def optimizer(values: Values) -> Domains:
-    """Each with rates of its own: adafactor's are relative to the size of a parameter."""
+    """Each optimizer with learning rates of its own: adafactor's are relative to the size of a parameter."""
     rates: dict[str, tuple[float, ...]] = {"adamw": (3e-4, 1e-3, 3e-3), "adafactor": (0.003, 0.01, 0.03)}
     own = values["optim.lr"]
     rates[values["optim.name"]] = tuple(float(f"{rate:.3g}") for rate in (own / 3, own, own * 3))
@@ -81,7 +81,7 @@ def optimizer(values: Values) -> Domains:
 
 
 def schedule(values: Values) -> Domains:
-    """`final` only where it counts: for the cosine."""
+    """Shapes and warm-ups. Only the cosine varies `min_lr_ratio`; the other shapes keep the preset's."""
     final = values["schedule.min_lr_ratio"]
     warmups = _around(values["schedule.warmup_steps"], (0.5, 1, 2))
     shapes = [("cosine", 0.0), ("cosine", 0.1), ("inverse-sqrt", final), ("constant", final)]
@@ -89,7 +89,7 @@ def schedule(values: Values) -> Domains:
 
 
 def segment(values: Values) -> Domains:
-    """Multiples of four windows, so that any window of the space `window` divides them; or of the preset's."""
+    """Multiples of two windows, so that any window of the space `window` divides them; or else of one window."""
     length = values["data.segment_length"]
     size = values["model.window"]
     lengths = _around(length, (0.5, 1, 2, 4))
@@ -132,8 +132,8 @@ SPACES: dict[str, Space] = {
 def combine(text: str, values: Values) -> Domains:
     """The domains of spaces joined by +, each listed value once.
 
-    Raises ValueError, in a sentence, for an unknown space or field, and for a space that does not fit the preset. Whether its
-    values fit, the config of a run knows.
+    Raises ValueError for an unknown space or field, and for a space that does not fit the preset. The config of a run checks later
+    whether the values fit.
     """
     domains: Domains = {}
     for part in re.split(r"\+(?=[a-z])", text):

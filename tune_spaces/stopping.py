@@ -1,4 +1,4 @@
-"""Ray Tune's schedulers and stoppers by name, with what a sweep knows filled in.
+"""Ray Tune's schedulers and stoppers by name, with arguments filled in from the sweep.
 
     rule = scheduler("asha", domains={}, least=3072, most=27648)      # tune's ASHAScheduler, in tokens
     stopper("plateau")                      # tune's TrialPlateauStopper
@@ -28,28 +28,28 @@ from tune_spaces.drawing import METRIC, listed_or_ends, rounded
 from tune_spaces.named import kind_of, make
 
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
-"""These change what a trial takes, or repeat another sweep's changes."""
+"""Refused: these change a trial's resources, or repeat another sweep's changes."""
 ACTING = (PopulationBasedTraining, HyperBandScheduler)
-"""These pause trials and change them: hearing the results again would do it again."""
+"""These pause trials or change them: replaying results to them would repeat that."""
 TIMES = ("tokens", "rungs", "training_iteration")
 """The units that a scheduler may count in."""
 NUMBERS = (
     *("grace_period", "max_t", "reduction_factor", "perturbation_interval", "burn_in_period"),
     *("min_samples_required", "min_time_slice", "resample_probability", "quantile_fraction"),
 )
-"""Arguments of schedulers that are no numbers only by mistake, which they notice in the middle of a sweep."""
+"""Arguments of schedulers that must be numbers. The schedulers notice a mistake only in the middle of a sweep."""
 TRIED_RESULTS = 8
-"""Results that a stopper gets before a sweep: more than the grace period of Tune's own, after which they compare."""
+"""Results with which a stopper is tested before a sweep: more than the grace period after which Tune's stoppers compare."""
 
 
 def changes_values(name: str) -> bool:
-    """Whether the scheduler changes the values of trials while they run. Raises ValueError where there is none of this name."""
+    """Whether the scheduler changes the values of trials while they run. Raises ValueError if no scheduler has this name."""
     kind, _ = kind_of(SCHEDULERS.get(name, name))
     return issubclass(kind, PopulationBasedTraining)
 
 
 def compares_all(name: str) -> bool:
-    """Whether trials wait until others have come as far. Raises ValueError where there is none of this name."""
+    """Whether trials wait until others have come as far. Raises ValueError if no scheduler has this name."""
     kind, _ = kind_of(SCHEDULERS.get(name, name))
     return issubclass(kind, ACTING)
 
@@ -57,15 +57,15 @@ def compares_all(name: str) -> bool:
 def scheduler(
     name: str, domains: Mapping[str, Any], *, least: int, most: int, reduction: int = 3, every: int = 1
 ) -> TrialScheduler:
-    """A scheduler of Ray Tune's, or one's own, by its name or import path.
+    """A scheduler by its name or import path, Ray Tune's or your own.
 
     Args:
         least: tokens before a trial may be stopped (ASHA's first rung).
         most: tokens of a whole trial.
-        reduction: ASHA: one in so many continues from a rung to the next.
+        reduction: for ASHA, one trial in this many continues from a rung to the next.
         every: tokens between two validations, at which a population is compared.
 
-    Raises ValueError for what is none, or cannot be used in a sweep.
+    Raises ValueError if there is no such scheduler, or it cannot be used in a sweep.
     """
     path = SCHEDULERS.get(name, name)
     kind, given = kind_of(path)
@@ -119,7 +119,7 @@ def scheduler(
 
 
 def within_ranges(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """The values that a population has changed, as a person would write them, and within the ranges of the sweep."""
+    """The values that a population has changed, rounded, and clipped to the ranges of the sweep."""
     changed = dict(config)
     for key, domain in domains.items():
         if key in config and isinstance(domain, Float | Integer):
@@ -129,9 +129,9 @@ def within_ranges(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[st
 
 
 def stopper(name: str) -> Stopper:
-    """When a trial has come to rest: Tune's TrialPlateauStopper, or any other stopper by its import path; none never.
+    """A stopper of trials: Tune's TrialPlateauStopper (plateau), any other one by its import path, or none, which never stops.
 
-    Raises ValueError for what is none, or fails at a result.
+    Raises ValueError if there is no such stopper, or it fails at a result.
     """
     instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
 
@@ -143,6 +143,6 @@ def stopper(name: str) -> Stopper:
         for number in range(1, TRIED_RESULTS + 1):
             tried("trial", {"tokens": number, METRIC: 1.0, "training_iteration": number})
         tried.stop_all()
-    except Exception as error:  # whatever it is, the first result would end in it
+    except Exception as error:  # of any type: the sweep's first result would raise it too
         raise ValueError(f"{name} fails at a result ({type(error).__name__}: {error}): {instead}") from error
     return made()

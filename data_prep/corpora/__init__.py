@@ -42,4 +42,4 @@ CORPORA: dict[str, type[Any]] = {
 }
 
 CODE = {PythonSource.name, GitHub.name}
-"""Those of program code. Its words, runs between blanks, are long and say little: no metric is given by word."""
+"""Corpora of program code. Its words, runs between blanks, are long and mean little: no metric is reported by word."""

@@ -54,7 +54,7 @@ class Algorithm(Task):
         self.check_most(variables=len(VARIABLES))
 
     def options(self) -> dict[str, Any]:
-        """With the bound of values, on which every program depends."""
+        """The options, with the bound of values, on which every program depends."""
         return {**super().options(), "most": MAX_NUMBER}
 
     def symbols(self) -> list[str]:
@@ -81,12 +81,12 @@ class Program:
         self.targets: list[str] = []
 
     def statement(self, values: dict[str, int], inside: bool = False) -> None:
-        """Draw a statement and write it; ``values`` of the variables become those after it. ``inside``: behind an `if`."""
+        """Draw a statement, write it, and update the variables' ``values``. ``inside``: whether it follows an `if`."""
         while not self._done(self._one(5), values, inside):
             pass
 
     def _done(self, operation: int, values: dict[str, int], inside: bool) -> bool:
-        """Returns False, with nothing written, where the operation cannot be."""
+        """Write a statement with this operation. Returns False, with nothing written, if it is not possible."""
         if operation == ASSIGN:
             free = [name for name in self._variables if name not in values]
             if free:
@@ -132,6 +132,6 @@ class Program:
         return self._one(MAX_NUMBER) + 1
 
     def _write(self, *words: str, target: str = NOTHING) -> None:
-        """Words, of which the last has this target."""
+        """Add words to the text; the last one has this target."""
         self.text += words
         self.targets += [NOTHING] * (len(words) - 1) + [target]

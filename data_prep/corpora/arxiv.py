@@ -63,7 +63,7 @@ PACKED_BULK = re.compile(r"arXiv_src_\w+\.(tar\.\w+|tgz)", re.IGNORECASE)
 PACKED = re.compile(r"(\.tar)?\.(gz|bz2|xz|zst)$|\.tgz$", re.IGNORECASE)
 """Endings of a packed file."""
 FILE = re.compile(rf"({PACKED.pattern}|\.(tar|tex|pdf))$", re.IGNORECASE)
-"""Endings of a paper that is a file of its own, and called by its id."""
+"""Endings of a paper that is a file of its own, named by its id."""
 ID = re.compile(
     r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
 )
@@ -127,7 +127,7 @@ class Arxiv:
                 yield from self._document(source, text_of)
 
     def _document(self, source: Source, text_of: Callable[[], tuple[str, LeftOut]]) -> Iterator[Document | Skipped]:
-        """A paper, after what was left out of it."""
+        """Yield a Skipped for each kind of file left out, then the paper; or a single Skipped if it is no document."""
         try:
             with reading(source.id):
                 text, left_out = text_of()
@@ -142,7 +142,7 @@ class Arxiv:
             yield Document(source.id, source.title, text)
 
     def _sources(self) -> list[Source]:
-        """Those of all splits. Archives take long to list: as long as none of them changes, the newest listing stays."""
+        """The sources of all splits. Archives take long to list: as long as no file changes, the newest listing is used again."""
         root = place_of(self.name, self.source)
         beside = [Place.parse(path) for path in (self.ids, self.metadata) if path]
         whole = root.is_file()
@@ -172,7 +172,7 @@ class Arxiv:
             elif below:
                 folders.setdefault(top, []).append(file)
         found: list[Source] = []
-        held: set[str] = set()  # of the wanted, also what is left out
+        held: set[str] = set()  # ids of wanted papers that are there, even if left out
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
             archives = pool.map(partial(_bulk, wanted=wanted), [file for file in packed if _is_bulk(file)])
             for file in packed:
@@ -264,19 +264,19 @@ def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
 
 
 def _is_bulk(file: Listed) -> bool:
-    """Whether a file is an archive of papers: a .tar, where it is not in a paper's folder, nor called by a paper's id."""
+    """Whether a file is an archive of papers: a .tar that is neither in a paper's folder nor named by a paper's id."""
     name = file.place.name
     plain = "/" not in file.name and name.lower().endswith(".tar") and not ID.fullmatch(FILE.sub("", name))
     return bool(BULK.fullmatch(name)) or plain
 
 
 def _is_single(name: str) -> bool:
-    """Whether a file at the top is a paper: packed, or called by the paper's id as a download is."""
+    """Whether a file at the top is a paper: packed, or named by the paper's id as a download is."""
     return bool(PACKED.search(name) or ID.fullmatch(FILE.sub("", name)))
 
 
 def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
-    """The papers of a bulk archive, then what it holds besides; and which of the wanted are among either."""
+    """Sources of a bulk archive's papers and of its other members, and the wanted ids that are among them."""
     papers: list[Source] = []
     held: set[str] = set()
     left_out = {split: LeftOut() for split in SPLITS}
@@ -310,7 +310,7 @@ def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], se
 
 
 def _reason(member: Any, base: str) -> str | None:
-    """Why a member of a bulk archive is no paper with a source; None where it may be one."""
+    """The reason to leave out a member of a bulk archive; None if it may be a paper with a source."""
     if not member.isreg() or member.issparse():
         return "link or device"
     if not is_safe(member.name):
@@ -325,7 +325,7 @@ def _reason(member: Any, base: str) -> str | None:
 
 
 def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], set[str]]:
-    """A paper that is a file of its own."""
+    """The source and the id of a paper that is a file of its own; none if it is not wanted."""
     id = canonical(FILE.sub("", file.place.name))
     if wanted is not None and id not in wanted:
         return [], set()
@@ -333,7 +333,7 @@ def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], 
 
 
 def _missing(ids: list[str]) -> list[Source]:
-    """The source of papers that were asked for and are missing."""
+    """Sources that stand for the papers of `--ids` that were not found."""
     left_out = {split: LeftOut() for split in SPLITS}
     for id in ids:
         left_out[split_of(id)].add(f"of --ids not found ({', '.join(ids[:3])}{', …' * (len(ids) > 3)})")

@@ -31,17 +31,17 @@ TEX = (".tex", ".ltx", ".latex")
 MAX_FILES = 10_000
 """A paper with more TeX files is too large."""
 GZIP_RATIO = 1032
-"""Gzip cannot make more of a byte."""
+"""The most bytes to which gzip can decompress one byte."""
 MAX_CHAIN = 4
 """Times that a paper is read again for the files that its files name: `\\input{main.bbl}`."""
 
 
 class NoPaper(Exception):
-    """Its argument is the reason for which this is no document."""
+    """A paper that gives no document. The argument is the reason."""
 
 
 Opener = Callable[[], AbstractContextManager[tuple[Any, int]]]
-"""Opens the bytes of a paper, as often as asked, and says how many there are."""
+"""Opens the bytes of a paper, any number of times, and gives their number."""
 
 
 def slice_of(file: pa.NativeFile, offset: int, size: int) -> Opener:
@@ -76,7 +76,7 @@ def unpack(member: Opener, id: str, limit: int) -> tuple[str, LeftOut]:
         return _text_of(partial(_members, member, limit))
     if reason is not None:
         raise NoPaper(reason)
-    if size * GZIP_RATIO > limit:  # it might be too large: see, before it is in memory
+    if size * GZIP_RATIO > limit:  # it might be too large: check before it is in memory
         with _decompressed(member, limit) as (stream, _):
             stream.skip_rest()
     with _decompressed(member, limit) as (stream, _):
@@ -112,11 +112,11 @@ class _Member:
 
 
 _Members = Callable[[LeftOut], Iterator[_Member]]
-"""The files of a paper with something in them, as often as asked; what is left out is counted."""
+"""Gives the files of a paper that are not empty, any number of times, and counts those that it leaves out."""
 
 
 def _members(member: Opener, limit: int, left_out: LeftOut) -> Iterator[_Member]:
-    """Those of a tar."""
+    """Members of a tar archive."""
     with _decompressed(member, limit) as (stream, _):
         for info in tar_members(stream):
             if info.isdir():
@@ -142,7 +142,7 @@ def _data(stream: Forward, info: tarfile.TarInfo) -> bytes:
 
 
 def _files(folder: Place, limit: int, left_out: LeftOut) -> Iterator[_Member]:
-    """Those of a folder. Reading more than the limit raises TooLarge."""
+    """Files of a folder. Raises TooLarge if more bytes than the limit would be read."""
     size = 0
     for file in files_in(folder, recursive=True, links=False):
         tex = is_tex(file.name)
@@ -252,7 +252,7 @@ def _looks_like_tex(data: bytes) -> bool:
 
 
 def _not_tex(data: bytes) -> str | None:
-    """The kind of a single file that is not TeX."""
+    """The kind of a single file that is not TeX; None if it may be TeX."""
     begin = data[:512].lstrip()
     if not begin and not data.strip():
         return "empty"

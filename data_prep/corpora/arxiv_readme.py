@@ -1,4 +1,4 @@
-"""arXiv's 00README: a paper's own word on which of its files is the main one, and which are no part of it.
+"""Reads arXiv's 00README, which names a paper's main files, and the files that are no part of it.
 
 read("00README.XXX", b"ms.tex toplevelfile\\nold.tex ignore\\n")           # Directives(("ms.tex",), {"old.tex"})
 
@@ -37,7 +37,7 @@ def is_readme(name: str) -> bool:
 
 
 def read(name: str, data: bytes) -> Directives:
-    """The directives in a 00README. Raises ValueError where it makes no sense."""
+    """The directives in a 00README. Raises ValueError if it is malformed."""
     text = as_utf8(data).decode(errors="replace")
     ending = posixpath.splitext(name)[1].lower()
     if ending not in (".json", ".yaml", ".yml"):

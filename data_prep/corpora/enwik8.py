@@ -1,7 +1,7 @@
 """enwik8, the first 10⁸ bytes of a Wikipedia dump: one long text of bytes, cut 90/5/5 million into train, validation and test.
 
 The file is plain, in a zip (`enwik8.zip` as released) or packed with gzip, bzip2, xz or zstd. A shorter prefix is cut in the same
-shares, rounded down. A split is one document, or the train split so many as `pieces` says: a lane reads a document from its
+shares, rounded down. A split is one document, but `pieces` cuts the train split into several: a lane reads a document from its
 beginning, so several lanes would all read the same. The bytes are never decoded, so the tokenizer is `bytes`. Mahoney 2006, http://mattmahoney.net/dc/textdata.html.
 
     python -m pipelines.prepare enwik8 --source enwik8.zip

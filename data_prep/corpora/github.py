@@ -103,7 +103,7 @@ class GitHub:
             del text
 
     def _files(self, repository: Place, left_out: LeftOut) -> list[Listed]:
-        """The files to read, in their order, as far as their names and sizes tell."""
+        """The files to read, in order, chosen by their names and sizes."""
         chosen = []
         endings = tuple(ending.lower() for ending in self.endings)
         for file in files_in(repository, recursive=True):
@@ -154,5 +154,5 @@ def _read(file: Place) -> bytes:
 
 
 def _lines(data: bytes) -> int:
-    """How many lines there are; one ends in LF, CR LF or, as on an old Mac, CR."""
+    """The number of lines. A line ends in LF, CR LF or, as on an old Mac, CR."""
     return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n") + 1

@@ -3,7 +3,7 @@
     pip install datasets
     python -m pipelines.prepare hub --source OWNER/NAME --text-column text --tokenizer sentencepiece:32000
 
-The hub's splits train, validation (valid, val, dev) and test are ours; a document is a row. Each machine fetches the data set
+The hub's splits train, validation (valid, val, dev) and test are kept; a document is a row. Each machine fetches the data set
 once, as a whole, into the cache of `datasets` (HF_HOME), and reads rows from there: where that has no room, give a few shards at a
 time to `parquet` or `jsonl`.
 """

@@ -47,11 +47,11 @@ ENDINGS = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
 )
 FIRST = 1 << 16
-"""Bytes of a line that `refuse_lines` is to see."""
+"""The most bytes of a line that `refuse_lines` checks."""
 Span = tuple[int, int, int]
 """Lines that follow each other: the number of the first, the offset there, and the bytes of all."""
 HEAD = 1 << 16
-"""Bytes of a file in which its first sign stands."""
+"""Bytes at a file's beginning in which its first non-blank character is looked for."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
 
 
@@ -145,7 +145,7 @@ class JsonLines:
         return self._text(window.read(offset, size), file, number, offset)
 
     def _thread(self, source: Source, window: Window, file: str) -> str | None:
-        """The texts of a thread's lines; None where it has none."""
+        """The joined texts of a thread's lines; None if no line has a text."""
         texts = []
         for number, offset, size in _spans(source):
             for line in BytesIO(window.read(offset, size)):
@@ -179,7 +179,7 @@ class JsonLines:
         return shards(self.name, self.source, ENDINGS, NOT_DATA)
 
     def _refuse_lines(self, file: Listed) -> None:
-        """Raises CorpusError where the records are lines of documents."""
+        """Raises CorpusError if the first records are lines of WikiText, not documents."""
         where = file.place.shown
         with reading(where), decompressed(file.place) as stream:
             _check_no_array(stream.peek(HEAD).removeprefix(BOM), where)
@@ -188,7 +188,7 @@ class JsonLines:
             refuse_lines((record.get(self.text_field) for record in records), where)
 
     def _numbered(self, file: Listed, split: str, named: bool) -> tuple[NumberedFile, LeftOut]:
-        """The lines of a file that have no other name than their number."""
+        """The lines of a file, named by their numbers, and the lines that are left out."""
         found: list[np.ndarray] = [np.empty((3, 0), np.int64)]
         left_out = LeftOut()
         number = 1
@@ -211,7 +211,7 @@ class JsonLines:
         left_out = LeftOut()
         before: str | None = None  # the id of the line before
         document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
-        spans: list[Span] = []  # its own
+        spans: list[Span] = []  # of that document
         after_large = False
         with reading(file.place.shown), decompressed(file.place) as stream:
             _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
@@ -259,7 +259,7 @@ class JsonLines:
             yield document
 
     def _names(self, record: dict[str, Any], id: str, file: str, number: int) -> tuple[str, str]:
-        """The id and title of a record; without fields for them, what stands for its id."""
+        """The id and title of a record. Without fields for them, the id is the given one, and the title is the id."""
         field = self.id_field or self.thread_field
         if field:
             value = record.get(field)
@@ -280,7 +280,7 @@ def _spans(source: Source) -> list[Span]:
 
 
 def _check_no_array(head: bytes, where: str) -> None:
-    """Raises CorpusError for a file that is one array, as many data sets have it in files that end in .json too."""
+    """Raises CorpusError for a file that is one JSON array, as the .json files of many data sets are."""
     begin = head.lstrip()
     if begin.startswith(b"["):
         number = head[: len(head) - len(begin)].count(b"\n") + 1
@@ -333,7 +333,7 @@ def _integer(digits: str) -> int | float:
 
 
 def _whole(text: str, file: str, number: int) -> str:
-    """The text, where it can be written as UTF-8: JSON can name half of a surrogate pair."""
+    """The text. Raises CorpusError if it has no UTF-8 form: JSON can hold half of a surrogate pair."""
     if not text.isascii():
         try:
             text.encode()

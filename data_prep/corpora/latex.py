@@ -26,10 +26,10 @@ _SCAN = re.compile(
       | %[^\r\n]*+""",
     re.VERBOSE | re.DOTALL,
 )
-"""One pass over a file: what matters here, any other command (so that `\\%` is no comment), or a comment. Nothing goes back."""
+"""One pass over a file: an input, a mark, any other command (so that `\\%` is no comment), or a comment. No backtracking."""
 
 FOLLOWED = 100_000
-"""So many inputs, more than any real paper has, are followed to choose among several main files; beyond it the likeliest count."""
+"""The most inputs, more than any real paper has, that are followed to choose among several main files, the likeliest first."""
 
 MAIN_FOLDERS = 8
 """Folders in which the main file may be, where other files are looked for: those nearest the top."""
@@ -37,10 +37,10 @@ MAIN_FOLDERS = 8
 
 @dataclass(frozen=True)
 class Scanned:
-    """The parts of a file that matter here."""
+    """The inputs and the marks of a TeX file."""
 
     inputs: tuple[str, ...]
-    """As written, in order, each once."""
+    """Names of the files that it inputs, as written, in order, each once."""
     marks: int
     """How many of \\documentclass and \\begin{document} it has."""
 
@@ -56,7 +56,7 @@ def paper(files: Mapping[str, str], main: Sequence[str] = (), scanned: Mapping[s
 
 
 def input_names(scanned: Mapping[str, Scanned], names: Container[str]) -> set[str]:
-    """Those among some other names that the files pull in, whichever of them is the main file."""
+    """Those of `names` that the files input, whichever file is the main one."""
     folders = {posixpath.dirname(name) for name, file in scanned.items() if file.marks}
     nearest = sorted(folders, key=lambda folder: (folder.count("/"), folder))[:MAIN_FOLDERS] or [""]
     found = {
@@ -84,7 +84,7 @@ def order(
 
     @cache
     def inputs(name: str, folder: str) -> tuple[str, ...]:
-        """The files that one pulls in, in order, where the main file is in `folder`."""
+        """The files that a file inputs, in order, if the main file is in `folder`."""
         found = (_resolve(written, posixpath.dirname(name), folder, files) for written in scanned[name].inputs)
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
@@ -126,7 +126,7 @@ def scan(text: str) -> Scanned:
 
 
 def _reach(main: str, inputs: Callable[[str, str], Iterable[str]]) -> Iterator[str]:
-    """A file and what it inputs, depth first, each once."""
+    """A file and the files that it inputs, depth first, each once."""
     folder = posixpath.dirname(main)
     seen = {main}
     yield main
@@ -142,7 +142,7 @@ def _reach(main: str, inputs: Callable[[str, str], Iterable[str]]) -> Iterator[s
 
 
 def _resolve(written: str, own: str, main: str, files: Container[str]) -> str | None:
-    """The file that an input names: beside the main file, else beside the file that says so, else from the top."""
+    """The file that an input names: beside the main file, else beside the file that inputs it, else from the top."""
     for folder in dict.fromkeys((main, own, "")):
         path = posixpath.normpath(posixpath.join(folder, written))
         for name in (path, f"{path}.tex"):

@@ -100,7 +100,7 @@ class Mqar(Task):
             text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
         text[0:context:2] = written
         text[1:context:2] = values
-        # The order in which clocks with rates of these odds ring is that of drawing with these odds, none twice.
+        # Exponential clocks with these odds as rates ring in an order that equals drawing by these odds without repetition.
         odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
         uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
         slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[:pairs].tolist()

@@ -34,12 +34,12 @@ WORDS = (
 STATEMENT = "my name is {}\n"
 QUESTION = "your name: {}\n"
 ANSWER = slice(11, 15)
-"""Where the name stands in its line."""
+"""The place of the name in its line."""
 CONSONANTS = "bcdfghjklmnprstv"
 VOWELS = "aeiou"
 NAMES = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS for d in VOWELS]
 HELD_OUT = 1000
-"""Names of which test documents are about."""
+"""Number of names that are kept for test documents."""
 
 
 def filler(rng: random.Random) -> str:
@@ -47,7 +47,7 @@ def filler(rng: random.Random) -> str:
 
 
 def document(rng: random.Random, name: str, questions: Sequence[int], lines: int) -> str:
-    """The name, then filler in so many lines, with questions in the given ones."""
+    """A document of `lines` lines: the name, then filler, with questions in the given lines."""
     body = [QUESTION.format(name) if i in questions else filler(rng) for i in range(1, lines)]
     return STATEMENT.format(name) + "".join(body)
 

@@ -28,18 +28,18 @@ from data_prep.sources import NumberedFile, NumberedSources
 
 BATCH_BYTES = 1 << 20
 MAX_ROWS = 1 << 26
-"""A file that says it has more is damaged."""
+"""A file that claims to have more rows is taken for damaged."""
 
 
 _TEXT = (
     pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
     pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
 )  # fmt: skip
-"""The types of a column of text; many programs write no annotation that says that their bytes are UTF-8."""
+"""The types of a column of text. Bytes are among them, since many programs do not mark their texts as UTF-8."""
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type can hold text; one of nulls alone can."""
+    """Whether a column of this type can hold text; a column of nulls can."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_null(kind) or any(is_kind(kind) for is_kind in _TEXT)
 
@@ -128,7 +128,7 @@ class Parquet:
         return shards(self.name, self.source, (".parquet",))
 
     def _numbered(self, file: Listed, split: str, named: bool) -> NumberedFile:
-        """The rows of a file that have no other name than their number."""
+        """The rows of a file, named by their numbers."""
         found: list[np.ndarray] = [np.empty((4, 0), np.int64)]
         number = 1
         with reading(file.place.shown), open_parquet(file.place) as parquet:
@@ -167,7 +167,7 @@ class Parquet:
                         yield Source(id, title or id, split, size, (file.name, group, row))
 
     def _check(self, parquet: pq.ParquetFile, where: str) -> None:
-        """Raises CorpusError where the columns that the options name are not there, or where rows are lines of documents."""
+        """Raises CorpusError where the columns that the options name are not there, or if rows are lines of WikiText."""
         schema = parquet.schema_arrow
         for column in filter(None, (self.text_column, self.id_column, self.title_column)):
             if column not in schema.names:
@@ -196,7 +196,7 @@ class Parquet:
         paths = [schema.column(i).path for i in range(len(schema))]
         if self.text_column not in paths:
             return metadata.total_byte_size
-        # A damaged footer ends the process where pyarrow describes a column of it, and is an error where it reads one.
+        # Reads first: with a damaged footer, pyarrow raises when it reads a column, but crashes when it describes one.
         next(parquet.iter_batches(1, row_groups=[group], columns=[self.text_column]), None)
         return metadata.column(paths.index(self.text_column)).total_uncompressed_size
 
@@ -213,7 +213,7 @@ class Parquet:
 
 
 def _plain(cell: Any, where: str) -> Any:
-    """A cell of ids or titles, as text where it is of bytes."""
+    """A cell with an id or a title; bytes are decoded."""
     return text_of_cell(cell, where) if isinstance(cell, bytes) else cell
 
 

@@ -60,7 +60,7 @@ class Permutation(Task):
 
 @cache
 def elements(group: Group) -> list[tuple[int, ...]]:
-    """The images of 0 … n − 1 under each element, in the order of those: the identity first."""
+    """The images of 0 … n − 1 under each element, in lexicographic order, the identity first."""
     every = permutations(range(int(group[1:])))
     return [images for images in every if group[0] == "S" or sum(a > b for a, b in combinations(images, 2)) % 2 == 0]
 
@@ -72,7 +72,7 @@ def names(group: Group) -> list[str]:
 
 @cache
 def products(group: Group) -> list[list[int]]:
-    """The number of the product of two elements, [first][last]: the last one acts on what the first one gives."""
+    """The index of the product of two elements, [first][last]: the last one acts on the images of the first one."""
     every = elements(group)
     number = {images: i for i, images in enumerate(every)}
     return [[number[tuple(last[image] for image in first)] for last in every] for first in every]

@@ -1,12 +1,12 @@
 """PG-19, books from Project Gutenberg, in the layout of its release: `{train,validation,test}/<id>.txt` and `metadata.csv`.
 
-The splits are the folders; beside one of them valid, val or dev is validation too. `metadata.csv` has no header and the columns
+The folders are the splits; beside one of them valid, val or dev is validation too. `metadata.csv` has no header and the columns
 id, title, year, url; without it a book's title is its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer sentencepiece:32000
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
 
-The second is the part of it that *Adding Recurrence to Pretrained Transformers* has (Yoshida et al. 2020, section 5).
+The second command takes the part that *Adding Recurrence to Pretrained Transformers* uses (Yoshida et al. 2020, section 5).
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ def _decode(path: Path) -> str:
         SyntaxError,
         LookupError,
         ValueError,
-    ) as error:  # also an encoding of no text, or one that gives what is no text
-        decode_utf8(data, str(path))  # its error says more, where this is the cause
+    ) as error:  # also a codec that is not for text, or whose result is not valid text
+        decode_utf8(data, str(path))  # its error says more if the file is not UTF-8
         reason = " ".join(str(error).split())
         raise CorpusError(f"{path} cannot be read in the encoding that it declares ({reason}): fix the file") from None
     return text

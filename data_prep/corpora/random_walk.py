@@ -29,7 +29,7 @@ from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written, followed
 
 ACTIONS = {"turns": ("L", "R", "F"), "moves": ("N", "E", "S", "W")}
 AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
-"""The steps of x and y of the headings up, right, down and left: turning right is the next one."""
+"""Steps (x, y) of the headings up, right, down and left: turning right gives the next heading."""
 Actions = Literal["turns", "moves"]
 
 
@@ -82,7 +82,7 @@ def names(grid: int) -> list[str]:
 
 @cache
 def steps(grid: int, actions: Actions) -> list[tuple[int, ...]]:
-    """The state after each action, of each state."""
+    """The next state, [state][action]."""
     last = grid - 1
     found = []
     for x, y, heading in product(range(grid), range(grid), range(len(AHEAD))):

@@ -1,4 +1,4 @@
-"""Lines of a stream, and ranges of it, many at a time: one by one, short ones cost more than what is read.
+"""Reads lines and ranges of a stream many at a time: one by one, short ones cost more than the reading itself.
 
 for offsets, sizes, blank in line_spans(stream):
     ...
@@ -16,14 +16,14 @@ import numpy as np
 from data_prep.corpora.streams import BOM, Forward
 
 LINES_AT_ONCE = 1 << 17
-"""Bytes in which lines are looked for together: a chunk of line ends takes some 70 times its size."""
+"""Bytes that are searched for lines at a time: a chunk of nothing but line ends takes some 70 times its size in memory."""
 
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 """Which bytes `bytes.strip` takes for white space."""
 
 
 def line_spans(stream: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """The lines of a stream as those of `lines`, many at a time: offsets and sizes (int64), and which are blank."""
+    """The lines of a stream, as `lines` gives them, but many at a time: offsets and sizes (int64), and which are blank."""
     position = start = 0  # of the chunk, and of the line that is not ended yet
     blank = True  # as far as that line has been read
     while chunk := stream.read(LINES_AT_ONCE):

@@ -30,7 +30,7 @@ MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
 CHUNK = 1 << 20
 DIRECTORY = 1 << 20
-"""A zip with a larger directory is not that of a corpus."""
+"""Bytes. A zip with a larger directory is not taken for a corpus."""
 BOM = b"\xef\xbb\xbf"
 """The byte order mark with which some programs begin a file in UTF-8."""
 DAMAGE = (
@@ -46,7 +46,7 @@ class TooLarge(Exception):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Whatever a reader raises on bytes that it cannot read becomes one sentence. An error of the system stays as it is."""
+    """Turn the errors of a reader on damaged bytes into a CorpusError of one sentence. System errors stay as they are."""
     try:
         yield
     except CorpusError:
@@ -67,11 +67,11 @@ def reading(what: str) -> Iterator[None]:
 
 
 def files_in(folder: Place, recursive: bool = False, links: bool = True, follow: bool = False) -> list[Listed]:
-    """The ordinary files of a folder, in the order of their names; pipes and devices are none.
+    """The ordinary files of a folder, in the order of their names, without pipes and devices.
 
     Args:
         links: follow links to files.
-        follow: also the files in folders that links lead to.
+        follow: list the files in linked folders too.
     """
     files = [file for file in folder.list(recursive, follow) if not file.is_dir]
     if not folder.is_local:
@@ -98,14 +98,14 @@ _NAMED = {"training": "train", "valid": "validation", "val": "validation", "dev"
 
 
 def split_named(name: str) -> str | None:
-    """The split that a file's name says, `data/train-00000-of-00002.parquet`; of several the last one. None where it says none."""
+    """The split in a file's name, such as `data/train-00000-of-00002.parquet`: the last if there are several, None without one."""
     words = [_NAMED.get(word, word) for word in re.split("[^a-z]+", name.lower())]
     named = [word for word in words if word in SPLITS]
     return named[-1] if named else None
 
 
 def split_folders(root: Place) -> dict[str, str]:
-    """The splits of the folders that bear the name of one: train, validation, test.
+    """The folders that are named as splits, and the split of each: train, validation or test.
 
     ``training``, ``valid``, ``val`` and ``dev`` count only beside the folder of another split: alone, such a folder may hold
     anything. Empty where there is no folder of a split.
@@ -153,11 +153,11 @@ def decompressed(file: Place) -> Iterator[Forward]:
 
 
 class Forward:
-    """A stream that is read forward only and up to a limit: all that is asked of the file below an archive.
+    """A stream that is read forward only and up to a limit: archive readers need no more.
 
     Args:
         limit: decompressed bytes after which it raises TooLarge.
-        size: of a file at any place of which one can read; what is not wanted is then jumped over instead of read.
+        size: bytes of a file that can be read at any place; unwanted bytes are then skipped instead of read.
         checked: reading raises where the stream ends early, as that of a packed file does.
     """
 
@@ -173,7 +173,7 @@ class Forward:
         return self._position
 
     def peek(self, size: int) -> bytes:
-        """The next bytes, which stay the next ones; fewer at the end."""
+        """The next bytes, without moving past them; fewer at the end."""
         self._ahead += self._fill(size - len(self._ahead))
         return self._ahead[:size]
 
@@ -239,7 +239,7 @@ class Forward:
 
 
 class Joined:
-    """A stream of pieces."""
+    """A stream that reads consecutive pieces of bytes as one."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -274,7 +274,7 @@ def printable(name: str) -> str:
 
 
 ZIP64 = 0xFFFFFFFF
-"""Stands in a zip for a size that has more than 32 bits, or that some programs write with 64 in any case."""
+"""Stands in a zip in place of a size that is written elsewhere, with 64 bits."""
 
 
 def zip_members(archive: zipfile.ZipFile) -> list[str]:
@@ -315,14 +315,14 @@ class Line:
     offset: int
     """Bytes before it."""
     size: int
-    """With its line end."""
+    """Bytes, its line end included."""
     data: bytes | None
-    """None where it was not to be kept."""
+    """None for a line that is too long to be kept."""
     blank: bool
 
 
 def lines(stream: Any, keep: int) -> Iterator[Line]:
-    """The lines of a stream, however long; the data of those of at most `keep` bytes."""
+    """The lines of a stream, however long. Lines of at most `keep` bytes have their data."""
     offset = 0
     size = 0
     blank = True
@@ -351,12 +351,12 @@ def lines(stream: Any, keep: int) -> Iterator[Line]:
 
 
 def text_of_cell(cell: str | bytes, where: str) -> str:
-    """The text of a table's cell, of UTF-8 where it is of bytes. Raises CorpusError, with the row, for any other bytes."""
+    """The text of a table's cell; bytes are read as UTF-8. Raises CorpusError, with the row, for any other bytes."""
     return decode_utf8(cell, where) if isinstance(cell, bytes) else cell.removeprefix("\ufeff")
 
 
 class LeftOut:
-    """Counts, while a corpus is listed, what cannot be a document; one source stands for all of one reason."""
+    """Counts items that cannot be documents, by reason, while a corpus is listed. One source stands for all of a reason."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -380,7 +380,7 @@ LEFT_OUT = "left out: "
 
 
 def skipped_of(source: Source) -> Skipped | None:
-    """The reason that a source of `LeftOut.sources` stands for; None for another source."""
+    """The Skipped for which a source of `LeftOut.sources` stands; None for another source."""
     if not isinstance(source.place, str) or not source.place.startswith(LEFT_OUT):
         return None
     return Skipped(source.id, source.title, int(source.place.removeprefix(LEFT_OUT)))

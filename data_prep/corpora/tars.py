@@ -17,7 +17,7 @@ from data_prep.documents import CorpusError
 from data_prep.packing import HEAD
 
 HEADER = 64 << 10
-"""A tar header that wants more than this at once is not one."""
+"""A tar header that asks for more bytes than this at once is taken for damaged."""
 
 
 def is_tar(block: bytes) -> bool:
@@ -49,7 +49,7 @@ class _Headers:
 
 
 def tar_members(stream: Forward) -> Iterator[tarfile.TarInfo]:
-    """The members of an uncompressed tar, one at a time: at each the stream may be read on, to the member's data and over it.
+    """The members of an uncompressed tar, one at a time. At each, the caller may read the stream up to and over the member's data.
 
     Raises tarfile.ReadError where the archive ends early or a header is damaged; tarfile itself would take that for the end.
     In a stream that is checked, a tar may end behind a member: some programs write no blocks of zeros at the end.
@@ -57,7 +57,7 @@ def tar_members(stream: Forward) -> Iterator[tarfile.TarInfo]:
     headers = _Headers(stream)
     with tarfile.open(fileobj=headers, mode="r:") as tar:  # type: ignore[arg-type]
         while (member := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it keeps them all
+            tar.members.clear()  # type: ignore[attr-defined]  # else it keeps them all
             if member.size < 0:
                 raise tarfile.ReadError(f"a member of {member.size} bytes")
             yield member
@@ -68,7 +68,7 @@ def tar_members(stream: Forward) -> Iterator[tarfile.TarInfo]:
 
 
 def read_member(stream: Forward, member: tarfile.TarInfo) -> Iterator[bytes]:
-    """The data of a member of a tar, some at a time. Raises EOFError where it ends early."""
+    """The data of a member of a tar, in pieces. Raises EOFError where it ends early."""
     stream.seek(member.offset_data)
     left = member.size
     while left:

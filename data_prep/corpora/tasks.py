@@ -1,8 +1,8 @@
 """The base of all tasks: corpora whose documents are drawn, not read, and that label their tokens themselves.
 
 A document is a text of symbols and as many targets, blanks between them: `targets[t]` is to be predicted once `text[t]` is read,
-and is `NOTHING` where there is nothing to say. It follows from the corpus's fields, its split and its number there, and from
-nothing else: so any part of a corpus may be read by any worker, in any order and again.
+and is `NOTHING` where nothing is predicted. A document depends only on the corpus's fields, its split and its number in the split.
+So any worker can read any part of a corpus, in any order and repeatedly.
 
 A new task is one file beside this one, with the fields of `Task` and its own, and one line in the registry.
 
@@ -32,8 +32,8 @@ Written = tuple[Sequence[str], Sequence[str]]
 class Draws:
     """The random numbers of one document, as many as are asked for.
 
-    Integers are made here from the bits of Philox: NumPy keeps those the same in all its versions, what its generators make of
-    them it does not.
+    Integers are made here from the bits of Philox. NumPy keeps these bits the same in all its versions, but not the numbers that
+    its generators make from them.
     """
 
     def __init__(self, seed: int, *place: int) -> None:
@@ -41,7 +41,7 @@ class Draws:
         self._ahead: list[int] = []
 
     def raw(self, count: int) -> NDArray[np.uint64]:
-        """[count] of 64 random bits each."""
+        """uint64 [count]: 64 random bits each."""
         return self._bits.random_raw(count)
 
     def below(self, stop: int, count: int) -> list[int]:
@@ -55,7 +55,7 @@ class Draws:
         return self._ahead.pop() * stop >> 32
 
     def distinct(self, stop: int, count: int) -> list[int]:
-        """`count` different integers from 0 to stop − 1, of which there are so many, in random order."""
+        """`count` different integers from 0 to stop − 1, in random order. There must be so many."""
         found: dict[int, None] = {}
         while len(found) < count:
             found |= dict.fromkeys(self.below(stop, count))
@@ -70,7 +70,7 @@ class Task(ABC):
     unrecorded: ClassVar[dict[str, Any]] = {}
     """Options that a store's fingerprint leaves out while they have these values."""
     graded: ClassVar[str] = "length"
-    """The field in whose place documents to train on take the values of the field `curriculum`, where a task has one."""
+    """The field that `curriculum`, if a task has one, replaces in the documents to train on."""
 
     train: int = 10_000
     """Documents to train on."""
@@ -100,7 +100,7 @@ class Task(ABC):
         check_least(self, **least)
 
     def check_most(self, **most: int) -> None:
-        """Raises CorpusError where a field is more than the most that it may be."""
+        """Raises CorpusError if a field is larger than its bound in `most`."""
         for field, bound in most.items():
             value = getattr(self, field)
             if value > bound:
@@ -111,8 +111,8 @@ class Task(ABC):
         return vars(self).get("curriculum", ())
 
     def length_of(self, split: str, index: int) -> int:
-        """How long a document is, or how many pairs it has: an equal share of those to train on has each value of the curriculum,
-        in its order; all others, and all where there is none, have the graded field's.
+        """The value of the graded field for a document, such as its length. With a curriculum, an equal share of the documents to
+        train on has each of its values, in order. All other documents have the field's own value.
         """
         if split != "train" or not self._curriculum:
             return vars(self)[self.graded]
@@ -124,20 +124,20 @@ class Task(ABC):
 
     @abstractmethod
     def size(self, split: str, index: int) -> int:
-        """About how many bytes the text of a document has."""
+        """Approximate number of bytes of a document's text."""
 
     @abstractmethod
     def written(self, draws: Draws, split: str, index: int) -> Written:
         """A document: the symbols of its text and as many targets.
 
         Args:
-            draws: all that is random in it.
-            index: its number in the split, from 0.
+            draws: source of its random numbers.
+            index: number of the document in the split, from 0.
         """
 
     def options(self) -> dict[str, Any]:
         said = {name: value for name, value in asdict(self).items() if (name, value) not in self.unrecorded.items()}
-        # As JSON gives them back: a manifest's are compared with them.
+        # As JSON gives them back: they are compared with a manifest's.
         return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
 
     def sources(self, split: str) -> list[Source]:

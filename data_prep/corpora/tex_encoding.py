@@ -26,7 +26,7 @@ _CODECS = {
 """The encodings of inputenc, by Python's names."""
 _CONTROLS = bytes(byte for byte in range(1, 32) if byte not in b"\t\n\v\f\r\x1a\x1b")
 MAX_CONTROLS = 0.01
-"""Text has fewer control characters to a byte."""
+"""The largest share of control characters in a text."""
 
 
 def is_binary(data: bytes) -> bool:
@@ -48,7 +48,7 @@ def text_bytes(data: bytes) -> bytes | None:
 def decoded(files: Mapping[str, bytes]) -> dict[str, str]:
     """The texts of a paper's files. The declaration of one file holds for those without one.
 
-    A file that can be UTF-8 is, whatever is declared: text in another encoding hardly ever looks like it.
+    A file that is valid UTF-8 is read as UTF-8, whatever is declared: text in another encoding hardly ever is.
     """
     texts = {name: decode(data, "utf-8") for name, data in files.items()}
     if None in texts.values():

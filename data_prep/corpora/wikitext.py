@@ -9,7 +9,7 @@ Nothing is lost: the documents of a split, one after the other, are its file. Me
     python -m pipelines.prepare wikitext --source wikitext/wikitext-103-raw-v1     # train-00000-of-00002.parquet…
 
 `prepare` prints the words plus one for each line end, which is the token count that the release and papers give.
-Both sizes are one corpus to a store: give each its own --store. A file in an archive is decompressed from its beginning for every
+A store takes both sizes as one corpus: give each its --store. A file in an archive is decompressed from its beginning for every
 part: unpack WikiText-103 first.
 """
 
@@ -123,12 +123,12 @@ class WikiText:
         return [f"{count:,} tokens, counted as words and line ends{published}"]
 
     def _where(self, members: Sequence[str]) -> str:
-        """The file of a split, for a sentence."""
+        """The name of a split's file, for messages."""
         root = Place.parse(self.source)
         return root.shown if members[0] == root.name and not root.is_dir() else f"{root}/{members[0]}"
 
     def _members(self) -> dict[str, tuple[str, ...]]:
-        """The file of each split that is there: its name in the folder or the archive; of Parquet all of its shards."""
+        """The names of each split's files in the folder or the archive: one file, or for Parquet all shards."""
         root = place_of(self.name, self.source, "folder: give --source FOLDER, or the zip of the release")
         in_archive = root.is_file()
         names = _names_in(root, root.size(), root.changed()) if in_archive else [file.name for file in files_in(root)]

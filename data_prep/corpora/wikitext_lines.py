@@ -27,7 +27,7 @@ def refuse_lines(rows: Iterable[object], where: str) -> None:
 
 
 def line_of(row: str) -> str:
-    """The line of the release that a row stands for: data sets of hubs have nothing for a blank line, ` ` in the release."""
+    """The line of the release for a row. A blank line is ` ` in the release, and an empty row in the data sets of hubs."""
     if not row.strip():
         return " \n"
     return row if row.endswith("\n") else f"{row}\n"

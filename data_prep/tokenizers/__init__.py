@@ -83,7 +83,7 @@ SPECS = (
 )
 
 MIN_PIECES = 300
-"""256 bytes, a newline, and something to learn."""
+"""The least pieces of a model to train: 256 bytes, a newline, and some to learn."""
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
@@ -113,7 +113,7 @@ def keep_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
 
 
 def chat_of(tokenizer: Tokenizer) -> Chat | None:
-    """How the tokenizer's model is prompted, where its folder said so."""
+    """The chat template and special tokens of the tokenizer's model; None if its folder had none."""
     return tokenizer.chat if isinstance(tokenizer, HuggingFaceTokenizer) else None
 
 
@@ -255,7 +255,7 @@ def _from_store(folder: Place) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    """The tokenizer that a folder holds; `tokenizer.json`, where it is there, says more than GPT-2's two files."""
+    """The tokenizer that a folder holds. `tokenizer.json` comes first, since it says more than GPT-2's two files."""
     if (folder / "tokenizer.json").is_file():
         return _from_file(folder / "tokenizer.json")
     if any(all((folder / name).is_file() for name in names) for names in FILES):

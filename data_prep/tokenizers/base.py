@@ -95,7 +95,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
-    """Whether encoding and decoding gives every one of the texts back; of bytes, what they read as."""
+    """Whether encoding and decoding gives every text back; for bytes, their text as UTF-8."""
     return all(_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
 
 
@@ -125,10 +125,10 @@ capitals, accents, what NFKC writes otherwise, and letters that a vocabulary may
 
 
 def folded(tokenizer: Tokenizer) -> list[str] | None:
-    """Those of FOLDS that do not come back from the tokenizer: a text that holds one does not survive, wherever it stands.
+    """The FOLDS that encoding and decoding does not give back: a text that holds one is not given back either.
 
-    None if "ab" does not come back either, or a fold cannot be encoded: the vocabulary covers certain texts alone, and only
-    decoding a text shows whether it survives.
+    None if "ab" is not given back, or a fold cannot be encoded. The vocabulary then covers only certain texts, and only decoding a
+    text shows whether it is given back.
     """
     try:
         if not is_lossless(tokenizer, ["ab"]):
@@ -143,7 +143,7 @@ def _text(text: str | bytes) -> str:
 
 
 class Ids:
-    """A growing array of ids: where a list of arrays would need twice the memory at its end."""
+    """A growing array of ids. A list of arrays would need twice the memory when it is joined."""
 
     def __init__(self, vocab_size: int) -> None:
         self._values = np.empty(1024, token_dtype(vocab_size))

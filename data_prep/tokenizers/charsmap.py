@@ -14,11 +14,11 @@ PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 SPACE = 0x20
 
 MAX_KEY_LENGTH = 256
-"""Bytes; rules with a longer one are not read."""
+"""The most bytes of a rule's key; a model with a longer one is not read."""
 
 
 def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
-    """Those c of some characters such that "c d", d any of them, stays as it is whatever stands around it.
+    """The characters c for which "c d", with any of the characters as d, stays unchanged whatever stands around it.
 
     That holds if no key extends past a space (so no rule reads both sides), none is the space alone or begins with a space and the
     first byte of one of them (so the space stays), and none ends in c (so c is kept). Empty if the rules cannot be read.

@@ -1,10 +1,10 @@
-"""How an Instruct model's folder has it prompted: the chat template, the special tokens, and the ids that end a reply.
+"""The prompt format in an Instruct model's folder: the chat template, the special tokens, and the ids that end a reply.
 
     chat = read_chat(Path("smollm2"), {"<|im_end|>": 2})
     chat.template, chat.special_tokens["eos_token"], chat.eos_token_ids
 
-A store keeps it beside the tokenizer, and an export hands it on. It decides no id: in a document the names of special tokens are
-text.
+A store keeps it beside the tokenizer, and an export passes it on. It does not change ids: in a document the names of special tokens
+are text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from common.model_folder import eos_token_ids, read_json, read_text
 
 CHAT_FILE = "chat.json"
-"""Name of the file in which a store keeps it."""
+"""Name of the file in which a store keeps a `Chat`."""
 
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 """Special tokens that transformers' tokenizer_config.json names."""
@@ -29,7 +29,7 @@ class Chat:
     """The parts that transformers needs for a chat with the model."""
 
     template: str | dict[str, str]
-    """In Jinja; or several, by name."""
+    """One template in Jinja; or several, by name."""
     special_tokens: dict[str, str]
     """The name of each of TOKENS that the folder has."""
     eos_token_ids: tuple[int, ...]
@@ -48,7 +48,7 @@ def read_chat(folder: Path, ids: Mapping[str, int]) -> Chat | None:
     """Reads the parts from transformers' files in a folder; None if they hold no chat template.
 
     Args:
-        ids: those of the tokenizer's special tokens, by name.
+        ids: ids of the tokenizer's special tokens, by name.
 
     Raises UserError where a file cannot be read.
     """

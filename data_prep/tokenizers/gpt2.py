@@ -7,7 +7,7 @@ never the special id.
 
 The two libraries do not read merges alike. Hugging Face's merges the adjacent pair that stands first in the list of merges;
 tiktoken the adjacent pair whose *concatenation* has the lowest rank, from wherever it came. We give tiktoken the place in the
-list as rank, and a table from rank to id. The two then agree on every text if each merge (l, r) is how its own concatenation t
+list as rank, and look up the id of each rank. The two then agree on every text if each merge (l, r) is how its own concatenation t
 comes about: if the merges before it turn the bytes of t into exactly [l, r]. For suppose that tiktoken merges l', r' with
 l'r' = t, where they stand in some text. Both were made by merges inside t, in the order in which t alone is merged, none across
 its ends; so [l', r'] is a state of merging t alone, which has one state of two tokens: (l', r') = (l, r), a merge of the list.
@@ -51,14 +51,14 @@ from common.places import Place
 from data_prep.tokenizers.base import Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 
 PATTERN = r"(?:'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-"""GPT-2's pattern, with all that needs no look-ahead in one group, which the library of regular expressions matches at once: by the
-pattern as tiktoken writes it, a text takes a third more time."""
+"""GPT-2's pattern, with the alternatives that need no look-ahead in one group. The regular-expression library matches that at once:
+with the pattern as tiktoken writes it, a text takes a third more time."""
 
 # Python's \s has all characters of Unicode's White_Space, and a few more.
 CUTS = Cuts(r"\S(?=[ \n])", characters=1 << 16)
 
 WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-"""Unicode's White_Space, as a class of characters: what \\s is to tiktoken."""
+"""Unicode's White_Space, as a class of characters: tiktoken's meaning of \\s."""
 
 SEPARATOR = "<|endoftext|>"
 """Stands between texts that are encoded together."""
@@ -66,7 +66,7 @@ SEPARATOR = "<|endoftext|>"
 LONG_RUN = re.compile(f"(?<![{WHITE_SPACE}])[{WHITE_SPACE}]{{1000,}}")
 
 RELEASED = ("b8ee17fb74d600977c022969928ab805", "cade03f6c6d086cfff69203fc1b82e47", 50_257)
-"""GPT-2's own files: checksum of their bytes, fingerprint, and ids. They were checked once, as a test does again."""
+"""GPT-2's own files: checksum of their bytes, fingerprint, and ids. They are not checked here: a test checks them."""
 
 FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 """Names of the two files: Hugging Face's, and OpenAI's."""
@@ -98,7 +98,7 @@ class GPT2Tokenizer:
             vocab: id of each token, in the letters of `byte_letters`; None where it is to be read from `files` when it is needed.
             merges: pairs of tokens, the first to be merged first; likewise.
             check: whether to prove that the ids are Hugging Face's (a second for 50,000 merges).
-            files: what `vocab` and `merges` were read from, if files they were.
+            files: bytes of the two files from which `vocab` and `merges` were read, if any.
 
         Raises TokenizerError where the two do not make a byte-level BPE.
         """
@@ -166,7 +166,7 @@ class GPT2Tokenizer:
 
     @property
     def _tokens(self) -> list[str]:
-        """The tokens that can come about, in the order of their ranks."""
+        """The tokens that merging can make, in the order of their ranks."""
         return [*byte_letters().values(), *(left + right for left, right in self.merges)]
 
     @cached_property
@@ -180,7 +180,7 @@ class GPT2Tokenizer:
 
     @cached_property
     def _one_word(self) -> tiktoken.Encoding:
-        """Takes a whole text for one word."""
+        """An encoding that takes a whole text as one word."""
         return self._encoding_by(r"(?s:.+)")
 
     def _encoding_by(self, pattern: str) -> tiktoken.Encoding:
@@ -263,7 +263,7 @@ def is_released(files: tuple[bytes, bytes]) -> bool:
 
 
 def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:
-    """The first merge whose concatenation the merges before it do not turn into its pair; None: all do."""
+    """The first merge whose concatenation the merges before it do not turn into its pair; None if there is none."""
     ranks = {pair: rank for rank, pair in enumerate(merges)}
     for rank, pair in enumerate(merges):
         parts = list("".join(pair))
@@ -304,7 +304,7 @@ def read_vocab(data: bytes, path: Path | Place) -> dict[str, int]:
 
 
 def read_merges(data: bytes, path: Path | Place) -> list[tuple[str, str]]:
-    """Pairs of tokens. Raises TokenizerError naming the file and the line that is none."""
+    """Pairs of tokens. Raises TokenizerError naming the file and the line without a pair."""
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:

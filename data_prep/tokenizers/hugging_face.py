@@ -5,9 +5,9 @@
 The ids are the file's own, and one more begins a document. The file's settings of truncation, padding and special tokens around
 a text do not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
 
-Long texts are cut between two letters and a space that a letter follows (letters.py says which), where the pipeline is made of the
-parts listed here. These normalizers look at a character and the marks that combine with it, and keep the space as it is and what
-stands before it as no blank; these pre-tokenizers always part words there; no added token lies across; and the model sees one word
+Long texts are cut after two letters and before a space that a letter follows (letters.py lists them), if the pipeline consists of
+the parts listed here. These normalizers look at a character and the marks that combine with it. They keep the space, and make no
+blank of the letter before it. These pre-tokenizers always end a word there; no added token lies across; and the model sees one word
 at a time. A text for any other pipeline is encoded as a whole, which takes some 60 times its bytes in memory.
 """
 
@@ -34,7 +34,7 @@ PIECE_CHARACTERS = 4096
 
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 PRE_TOKENIZERS = {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
-"""Each parts a word from the space after it; ByteLevel where it uses its pattern."""
+"""Each ends a word before the space after it; ByteLevel only if it uses its pattern."""
 
 _CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {_CL100K % r"\p{N}{1,3}", _CL100K % r"\p{N}"}
@@ -49,14 +49,14 @@ class HuggingFaceTokenizer:
     def __init__(self, data: bytes, name: str = "tokenizer.json", engine: str = "", chat: Chat | None = None) -> None:
         """
         Args:
-            chat: how its model is prompted, for an export; it decides no id.
-            engine: what to encode with, "tiktoken" or "tokenizers", as an earlier look at the file found; "" looks.
+            chat: prompt format of its model, for an export; it changes no id.
+            engine: library to encode with, "tiktoken" or "tokenizers", as an earlier check of the file found; "" checks it.
 
         Raises TokenizerError where `data` is not such a file, or its ids are random.
         """
         try:
             spec = json.loads(data.decode())
-            self._tokenizer = RustTokenizer.from_str(data.decode())  # before the file is changed: it says what is wrong
+            self._tokenizer = RustTokenizer.from_str(data.decode())  # before the file is changed: for its error message
             kind = type(self._tokenizer.model).__name__  # older files leave it to the library
             typed = {**spec, "model": {"type": kind, **spec["model"]}}
             run = without_special_names(typed)
@@ -173,7 +173,7 @@ def find_cuts(spec: dict[str, Any], normalizer: Any = None) -> Cuts | None:
     """Where texts may be cut, as the module's docstring explains; None where nothing is proved.
 
     Args:
-        normalizer: the library's, of the same file.
+        normalizer: the library's normalizer of the same file.
     """
     kept = set(members(LETTERS))
     for part in _parts(spec.get("normalizer"), "normalizers"):
@@ -195,7 +195,7 @@ def _may_lie_across(token: dict[str, Any], normalizer: Any) -> bool:
     """Whether a text may hold an added token across a cut, as it is written or as the normalizer writes it."""
     content = token["content"]
     written = {content, normalizer.normalize_str(content)} if normalizer and token["normalized"] else {content}
-    # A run of blanks is not one: a single space stands between the words of a cut.
+    # A token of several blanks cannot: a single space stands between the words of a cut.
     return any(" " in text and not (len(text) > 1 and text.isspace()) for text in written)
 
 
@@ -207,7 +207,7 @@ def _parts(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 
 
 def _parts_words(first: dict[str, Any]) -> bool:
-    """Whether the first pre-tokenizer always ends a part before a space that follows a letter: the others part it further."""
+    """Whether the first pre-tokenizer always ends a part before a space that follows a letter: the others only split it further."""
     if first["type"] == "Split":
         return first["pattern"].get("Regex") in PATTERNS and first["behavior"] == "Isolated" and not first["invert"]
     if first["type"] == "Metaspace":  # a space before every word: a piece that begins with one gets no second

@@ -1,4 +1,4 @@
-"""Letters and digits of scripts that put blanks between words: where a text may be cut between two of them and a blank.
+"""Letters and digits of scripts that put blanks between words: a text may be cut after two of them, before a blank.
 
 Left out are CJK ideographs, which some normalizers put blanks around, marks, and characters that may combine with their neighbour
 without a mark. `tests/data_prep/test_letters.py` checks what the proofs need of them.
@@ -22,7 +22,7 @@ OTHER_LETTERS = (
     "\u0e01-\u0e30\u10d0-\u10fa\u1200-\u1248"  # Thai, Georgian, Ethiopic
     "\uac00-\ud7a3"  # Hangul
 )
-"""Those that are not ASCII, as the inside of a class of a regular expression."""
+"""Letters that are not ASCII, as the inside of a class of a regular expression."""
 
 LETTERS = "0-9A-Za-z" + OTHER_LETTERS
 

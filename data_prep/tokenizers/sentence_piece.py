@@ -150,5 +150,5 @@ def find_cuts(proto: Any) -> Cuts | None:
 
 
 def _kept(charsmap: bytes) -> str:
-    """Which printable characters and letters may stand before the space of a cut, with any of them after it."""
+    """The printable characters and letters that may stand before the space of a cut, with any of them after it."""
     return kept_before_a_space(charsmap, PRINTABLE + members(OTHER_LETTERS)) or kept_before_a_space(charsmap)

@@ -16,7 +16,7 @@ from common.files import digest
 
 
 def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
-    """The file's content with special tokens under names that no text holds; as it is where the model cannot find their names."""
+    """The file's content with special tokens under names that no text holds; unchanged if the model cannot find their names."""
     model = spec["model"]
     vocab = spec["model"].get("vocab") or {}
     names = {token["content"] for token in spec.get("added_tokens") or () if token["special"]}
@@ -57,7 +57,7 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
     written = spec.get("decoder") or {"type": "WordPiece", "prefix": suffix, "cleanup": False}
     as_before = {"type": "Replace", "pattern": {"String": suffix}, "content": ""}
     decoder = {"type": "Sequence", "decoders": [as_before, written]}
-    # It would put special tokens around a text, and names them.
+    # A post-processor would put special tokens around a text, and refers to them by name.
     return {**spec, "model": changed, "added_tokens": added, "decoder": decoder, "post_processor": None}
 
 

@@ -1,4 +1,4 @@
-"""The symbols of a corpus that says itself what is to be predicted (data_prep.documents.Labelled), as ids.
+"""The symbols of a corpus that labels its tokens itself (data_prep.documents.Labelled), as ids.
 
 tokenizer = SymbolsTokenizer(corpus.symbols())
 tokens, targets = encode_labelled(document, tokenizer)          # one target for each token, -1 where nothing is predicted
@@ -18,9 +18,9 @@ from data_prep.tokenizers.base import TokenizerError, token_dtype
 
 
 class SymbolsTokenizer:
-    """Ids are the places of the symbols; the one after them begins a document. Texts are symbols with blanks between them.
+    """A symbol's id is its place in the list; the id after the last begins a document. Texts are symbols with blanks between.
 
-    Raises TokenizerError for symbols that cannot be told apart.
+    Raises TokenizerError for symbols that are not all different, that hold blanks, or that equal `NOTHING`.
     """
 
     name = "symbols"
@@ -43,11 +43,11 @@ class SymbolsTokenizer:
         self.fingerprint = digest({"kind": "symbols", "symbols": self.symbols})
 
     def encode(self, text: str) -> np.ndarray:
-        """Raises TokenizerError naming what is no symbol."""
+        """Token ids of a text. Raises TokenizerError naming a word that is no symbol."""
         return _look_up(self._ids, text, token_dtype(self.vocab_size))
 
     def encode_targets(self, targets: str) -> np.ndarray:
-        """int32 [tokens]. -1 where nothing is predicted. Raises TokenizerError naming what is no symbol."""
+        """int32 [tokens]. -1 where nothing is predicted. Raises TokenizerError naming a word that is no symbol."""
         return _look_up(self._target_ids, targets, np.dtype(np.int32))
 
     def decode(self, ids: np.ndarray | list[int]) -> str:
@@ -75,7 +75,7 @@ def _look_up(ids: Mapping[str, int], text: str, dtype: np.dtype) -> np.ndarray:
 def encode_labelled(document: Document, tokenizer: SymbolsTokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets (int32) of a document, as many of each.
 
-    Raises CorpusError naming a document that does not label its tokens, or holds what is no symbol.
+    Raises CorpusError naming a document that does not label its tokens, or holds a word that is no symbol.
     """
     if document.targets is None or isinstance(document.text, bytes):
         raise CorpusError(

@@ -71,7 +71,7 @@ def train_sentencepiece(training: TokenizerTraining, corpus: str, lines: Iterabl
 
 
 def shortfall(training: TokenizerTraining, trained: SentencePieceTokenizer) -> str:
-    """A sentence, where the corpus was too small for as many pieces as were asked for; else nothing."""
+    """A sentence if the corpus was too small for the requested number of pieces; else an empty string."""
     pieces = trained.vocab_size - 1
     if pieces >= training.pieces:
         return ""
