@@ -1,4 +1,4 @@
-"""The commands, a script each (`throughline train`, `python -m pipelines.train`), and the rooms of what they share
+"""The commands, one script each (`throughline train`, `python -m pipelines.train`), and the packages that they share
 (docs/architecture.md).
 """
 
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 PACKAGE_ROOT = Path(__file__).resolve().parent
-"""The folder of the commands. Beside it are the other packages that run with it."""
+"""The folder of this package. The other packages of `PACKAGES` are beside it."""
 PACKAGES = ("common", "data_prep", "recur_models", "tune_spaces", "pipelines", "studies")
-"""All of ours, which are sent to machines and compared on them together."""
+"""All our packages. They are sent to a cluster's machines together, and their code is compared there."""
 
 
 def python_path() -> str:
-    """PYTHONPATH of a command of ours that another one starts: our own modules first, whatever its working directory."""
+    """PYTHONPATH for a command that another of our commands starts. Our modules come first, whatever the working directory."""
     return os.pathsep.join(filter(None, (str(PACKAGE_ROOT.parent), os.environ.get("PYTHONPATH", ""))))

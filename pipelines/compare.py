@@ -73,8 +73,8 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
 
 
 def below(all_runs: Place, place: Place) -> str:
-    """A run's path in the folder of all runs, such as sweep/trials/003; if it is elsewhere its last part, with a checksum of where
-    it is; and an id as it is.
+    """A run's path below the folder of all runs, such as sweep/trials/003. For a run elsewhere: its last part and a checksum of its
+    path. An MLflow id stays as it is.
     """
     root, path = (os.path.abspath(each.path) if each.is_local else each.path for each in (all_runs, place))
     if path.startswith(f"{root.rstrip('/')}/"):
@@ -91,7 +91,7 @@ def config_of(place: Place) -> dict[str, Any]:
 
 
 def run_config_of(place: Place) -> dict[str, Any]:
-    """The same; of a sweep that of a trial which has begun."""
+    """The config of the run at a place; for a sweep, that of a trial that has begun."""
     config = config_of(place)
     if config or not is_sweep(place):
         return config
@@ -113,20 +113,20 @@ def main(argv: list[str]) -> None:
     places = [Place.parse(name) for name in config.runs]
     config = replace(config, tracking=tracking_for(config.tracking.located(), places))
     all_runs = root_for(config.root, places)
-    root = RunFolder(all_runs / "reports").folder.parent  # of a bucket: where MLflow's file is on this machine
+    root = RunFolder(all_runs / "reports").folder.parent  # for a bucket: the local folder of MLflow's file
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]
     which = "" if config.trials == "auto" else f"-{config.trials}"
     name = cli.file_name("compare-" + "-vs-".join(below(all_runs, place) for place in places) + which)
     output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
-    target = RunFolder(output)  # a bucket gets it from a working folder
+    target = RunFolder(output)  # for a bucket it is written in a working folder first
     paths = write_comparison(comparison, target.folder)
     target.publish_report(paths, PICTURES)
     charts: list[Path] = []
     for sweep in (RunFolder(place) for place in places if is_sweep(place)):
         with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):
-            made = report_sweep(sweep.folder)  # of a bucket: a copy, which was brought here to be compared
+            made = report_sweep(sweep.folder)  # for a bucket: the copy that was fetched to compare
             sweep.publish(*(f"report/{path.name}" for path in made))
             charts += made
     tracker = Tracker.start(  # a run of its own in MLflow

@@ -90,7 +90,7 @@ def columns_of(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def unfit_code(checkpoint: Checkpoint) -> list[str]:
-    """Whether this code builds the model that was saved, to the shape of every tensor."""
+    """Complaints if this code does not build the saved model with the same shape of every tensor."""
     import torch  # not before there is a run to look at
 
     from recur_models import model_from_json
@@ -116,7 +116,7 @@ def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[i
 
 
 def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
-    """Whether the store is the one that it was trained on."""
+    """A complaint if the store is not the one that the checkpoint was trained on."""
     try:
         open_split(checkpoint, "train", place, override="--allow-change store when training")
     except (ValueError, OSError) as error:

@@ -61,11 +61,11 @@ MAX_NAME_LENGTH = 250
 """Characters of the longest name of a param in MLflow."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 UNIGRAM_TOKENS = 20_000_000
-"""Training tokens that the unigram reference is counted from, at most."""
+"""Most training tokens from which the unigram reference is counted."""
 CHUNK_TOKENS = 65_536
-"""Tokens of a document whose ids are in memory together."""
+"""Tokens of a document that are read into memory at a time."""
 PARTIAL = ".partial"
-"""Folder, in that of the report, of what has been read of an evaluation that is not finished."""
+"""Subfolder of the report with the partial results of an unfinished evaluation."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class EvaluateConfig(TargetsConfig):
 
 
 def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> Evaluation:
-    """Score one checkpoint, with State carried and cleared; what has been read is kept in ``folder``."""
+    """Score one checkpoint, with State carried and cleared. Partial results are kept in ``folder``."""
     import torch  # seconds, and not before there is something to evaluate
 
     from pipelines.training.reading import StateReset, workers_for
@@ -134,7 +134,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
 
 
 def characters_of(store: SegmentStore) -> int:
-    """Characters of the split's text; 0 where its tokenizer does not keep them all, or it is labelled."""
+    """Number of characters of the split's text; 0 if its tokenizer is lossy or the split is labelled."""
     if store.labelled or not store.manifest.tokenizer.lossless:
         return 0
     tokenizer = store.tokenizer()
@@ -177,7 +177,7 @@ def unigram_bits_per_byte(train: SegmentStore, test: SegmentStore) -> float:
 
 
 def chunks_of(store: SegmentStore, document: int) -> Iterator[np.ndarray]:
-    """A document's tokens, some at a time."""
+    """A document's tokens, in chunks of `CHUNK_TOKENS`."""
     length = int(store.lengths[document])
     for start in range(0, length, CHUNK_TOKENS):
         yield store.tokens(document, start, min(start + CHUNK_TOKENS, length))
@@ -197,13 +197,13 @@ def main(argv: list[str]) -> None:
         at += "" if target.precision == "float32" else f", in {target.precision}"
         print(f"evaluating {at}, on {cli.shown(target.store.folder)}: {counts}")
 
-    report_folder = RunFolder(output)  # a bucket gets it from a working folder
+    report_folder = RunFolder(output)  # for a bucket it is written in a working folder first
     partial = report_folder.folder / PARTIAL
     with file_lock(partial, "another pipelines.evaluate"):
         evaluations = [evaluate(target, config, partial) for target in targets]
         paths = report(config, targets, evaluations, report_folder)
         shutil.rmtree(partial)
-    first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # the table
+    first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # without pictures: the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
     run = targets[0].run
     root = run.folder.parent if run and run.is_local else HOME
@@ -214,7 +214,7 @@ def main(argv: list[str]) -> None:
 def report(
     config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], report_folder: RunFolder
 ) -> list[Path]:
-    """Print the table, write the report, and log it; the report's files."""
+    """Print the table, write the report, and log it. Returns the report's files."""
     first = targets[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
     Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
@@ -223,7 +223,7 @@ def report(
         Console(width=130, markup=False).print(several)
     for evaluation in evaluations:
         if evaluation.cleared_states:
-            # The unigram counts the tokens of the first one's store.
+            # The unigram reference holds for the first target's store alone.
             alike = evaluation.store_fingerprint == evaluations[0].store_fingerprint
             reference = unigram if alike else None
             print(
@@ -238,7 +238,7 @@ def report(
 
 
 def metric_prefix(target: EvaluationTarget, config: EvaluateConfig) -> str:
-    """Begins the names of a run's metrics. It has all that differs from training, so that no two of a step have one name."""
+    """Prefix of an evaluation's metrics. It names all differences from training: two evaluations of a step differ in it."""
     changed = (f"{field}_{value}" for field, value in target.changed.items())
     return "_".join([f"whole_{target.store.manifest.split}{config.cleared}", *target.differences, *changed])
 
@@ -246,7 +246,7 @@ def metric_prefix(target: EvaluationTarget, config: EvaluateConfig) -> str:
 def track(
     config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
-    """Metrics into each model's own MLflow run; table and plot into a run of their own."""
+    """Log the metrics to each model's own MLflow run, and table and plot to a run of their own."""
     for target, evaluation in zip(targets, evaluations, strict=True):
         run = target.run
         if run is None:
@@ -260,7 +260,7 @@ def track(
         prefix = metric_prefix(target, config)
         metrics = {f"{prefix}/{key}": value for key, value in row.items() if isinstance(value, float)}
         tracker.log(metrics, evaluation.step)
-        tracker.finish()  # to a bucket metrics.jsonl is not sent back: the run may be training
+        tracker.finish()  # metrics.jsonl is not copied back to a bucket: the run may be training
     first = evaluations[0]
     tracker = Tracker.start(
         *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),

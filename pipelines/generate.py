@@ -114,7 +114,7 @@ def choose(logits_V: Tensor, temperature: float, top_k: int, top_p: float, gener
         logits_V = logits_V[:top_k]
         ids_V = ids_V[:top_k]
     chances_V = torch.softmax(logits_V, dim=-1)
-    before_V = chances_V.cumsum(-1) - chances_V  # of all likelier ones together
+    before_V = chances_V.cumsum(-1) - chances_V  # probability of all likelier ids together
     before_V[0] = -1.0  # the first is always kept, also where so small a top_p is rounded to 0
     chances_V = chances_V.masked_fill(before_V >= top_p, 0.0)
     return ids_V[torch.multinomial(chances_V, 1, generator=generator)[0]]
@@ -129,7 +129,7 @@ class TextStream:
         self._waiting: list[int] = []
 
     def put(self, token: int) -> str:
-        """The text that is certain with this token: all but the last few, where these may be a character's beginning."""
+        """The text that is final after this token. The last few tokens are held back if they may begin a character."""
         self._waiting.append(token)
         for held in range(min(INCOMPLETE, len(self._waiting)) + 1):
             certain = self._waiting[: len(self._waiting) - held]
@@ -141,7 +141,7 @@ class TextStream:
         return ""
 
     def end(self) -> str:
-        """What is left."""
+        """The text of the tokens that were held back."""
         return self._text(self._waiting)
 
     def _text(self, ids: list[int]) -> str:

@@ -55,7 +55,7 @@ def taken_ports(machine: str, ports: Sequence[int]) -> list[str]:
         if port in listening:
             owner = ""
             process = listening[port]
-            if process:  # whose it is may not be for us to know
+            if process:  # None if we may not see whose it is
                 with contextlib.suppress(psutil.Error):
                     owner = f" by {psutil.Process(process).name()} (process {process})"
             complaints.append(f"port {port} of {machine} is taken{owner}: end that program, or choose another port")

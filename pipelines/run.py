@@ -32,7 +32,7 @@ from pipelines.training.jobs import Job, JobRecord, run_jobs
 from tune_spaces import combine
 
 OWN = ("run", "root", "preset", "data.store", "data.corpus")
-"""Fields that the stages agree on."""
+"""Fields that all stages share; `set` and `tune_set` cannot change them."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PipelineConfig:
         check_options(self, retries=0)
 
     def located(self) -> PipelineConfig:
-        """With what the preset says where nothing else was said."""
+        """The config with the preset's corpus, store and root where none was given."""
         from pipelines.presets import PRESETS
 
         preset = PRESETS[self.preset]
@@ -154,7 +154,7 @@ def _below(root: str, name: str) -> str:
 
 
 def _own_values(config: PipelineConfig, preset: str) -> list[str]:
-    """Options with the preset's own values of the fields that its search alone had otherwise, and did not vary."""
+    """Options with the preset's own values of the fields that ``tune_set`` changed for the search and the search did not vary."""
     from pipelines.presets import PRESETS
 
     own = flatten(to_json(PRESETS[preset]))
@@ -196,13 +196,13 @@ def main(argv: list[str]) -> int:
 
 
 def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
-    """Refuse before the first stage what training, and the search before it, would refuse."""
+    """Raise UserError, before the first stage, for options that training or the search before it would refuse."""
     from pipelines.presets import PRESETS
     from pipelines.sweeps.command import read_command
 
     presets = (config.preset, *config.also)
     for preset, stage in zip(presets, (stage for stage in planned if stage.module == "train"), strict=True):
-        run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # what is searched has the preset's value yet
+        run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # searched fields keep the preset's values
         with given_by_user(ValueError):
             run.located().model.check_new()
     for stage in planned:

@@ -37,11 +37,11 @@ from pipelines.training.worker import TrainInputs, open_run, start_tracker, trai
 from pipelines.training.world import Launched, World, join
 
 MANY_EPOCHS = 20
-"""Above so many readings of the train split, the announcement of a run says so: its text is small for its steps."""
+"""Epochs above which the announcement of a run notes that its text is small for its steps."""
 
 
 def describe(config: TrainConfig, run: TrainInputs) -> int:
-    """Say what will be done. Returns the number of parameters."""
+    """Print what will be trained. Returns the number of parameters."""
     totals = run.train_store.manifest.totals
     data = config.data
     parameters = config.model.costs(run.train_store.vocab_size).parameters
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     if run.resume and run.resume.step >= config.steps:
         with file_lock(place.folder, "another training run"):
             place.fetch(*RECORDS)
-            # Sends what an MLflow that was silent then has not got.
+            # Sends what MLflow lacks because it was silent then.
             tracker = start_tracker(config, run, run.resume.step)
             register_best(config, tracker)
             tracker.finish()
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> int:
 
 
 def train_beside(config: TrainConfig) -> int:
-    """For torchrun's other processes: the first one prints for all."""
+    """Train in one of torchrun's other processes: the first one prints for all."""
     run = open_run(config)
     if run.resume is None or run.resume.step < config.steps:
         try:
@@ -142,7 +142,7 @@ def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
 
                 elastic.train_on_ray(config, stop, register_best, resume_step)
         finally:
-            with contextlib.suppress(OSError):  # the next start clears it too, and what has happened here is to be told
+            with contextlib.suppress(OSError):  # the next start clears it too; its error must not hide another
                 stop.clear()
 
 

@@ -3,14 +3,14 @@
     <run>/checkpoints/step-00000200/
         model.safetensors           weights                                              (rank 0)
         optimizer.safetensors       the optimizer's tensors; its scalars are in the JSON  (rank 0)
-        lanes-0-4-of-8.safetensors  what the process that owns lanes 0 to 3 has          (each rank)
+        lanes-0-4-of-8.safetensors  tensors of the process that owns lanes 0 to 3        (each rank)
             lanes/state/…           their State; lanes/digest: a digest of all that each has read
             process/…               its generators' state, its sums since the last log
         checkpoint.json             step, config, fingerprints, size and checksum of each file; written last
 
-All ranks write into a temporary folder, which rank 0 renames when every file is there (saving.py): a folder of this name is
-complete or damaged, and the checksums tell which. This module reads them. A checkpoint lies between two steps, and a step
-reads one segment of every lane: no position inside a step need be kept. Nothing draws from Python's or numpy's generators.
+All ranks write into a temporary folder, and rank 0 renames it when every file is there (saving.py). So a folder with a checkpoint's
+name is complete or damaged, and its checksums show which. This module reads checkpoints. A checkpoint lies between two steps, and a
+step reads one segment of every lane, so no position inside a step is kept. Nothing draws from Python's or numpy's generators.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CheckpointError(UserError):
 
 
 class PickledError(CheckpointError):
-    """A checkpoint with a file in it that may hold pickled objects. Someone has put it there: nothing falls back from it."""
+    """A checkpoint with a file that may hold pickled objects. Someone has put it there, so nothing replaces the checkpoint."""
 
 
 class Snapshot(Protocol):
@@ -61,7 +61,7 @@ class Snapshot(Protocol):
 
     @property
     def digest(self) -> str:
-        """Changes with the weights."""
+        """A digest that changes with the weights."""
         ...
 
     def weights(self) -> dict[str, Tensor]: ...
@@ -97,9 +97,9 @@ class Checkpoint:
 
     @classmethod
     def open_unverified(cls, folder: Path) -> Checkpoint:
-        """The same without reading the tensors: checkpoint.json, that each file is there, and its size."""
+        """Read checkpoint.json, and check that each file is there with its recorded size. Tensors are not read."""
         meta = read_meta(Place.parse(folder))
-        for file in Place.parse(folder).list():  # nothing where a newer checkpoint has just taken its place
+        for file in Place.parse(folder).list():  # empty if a newer checkpoint has just replaced it
             if file.name.endswith(PICKLES):
                 check_is_no_pickle(folder / file.name)
         for name, expected in meta["files"].items():
@@ -133,8 +133,8 @@ class Checkpoint:
         return {"state": state, "param_groups": values["groups"]}
 
     def lanes(self, start: int, stop: int) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-        """Tensors of these global lanes (State and more), gathered from the files that hold them; and tensors of the process that
-        owned just these lanes (generators), or None if the lanes were divided in another way.
+        """Tensors of the global lanes ``start`` to ``stop`` (not included), with the lane as first dimension, gathered from their
+        files. The second value: tensors of the process that owned exactly these lanes (generators, sums), or None if none did.
         """
         import torch
 
@@ -150,19 +150,19 @@ class Checkpoint:
         return {name: torch.cat(values) for name, values in parts.items()}, None
 
     def total(self, name: str) -> Tensor:
-        """The sum over all processes of something that each had saved of its own."""
+        """The sum over all processes of the tensor ``process/<name>`` that each of them saved."""
         import torch
 
         return torch.stack([load_tensors(path)[f"process/{name}"] for *_, path in self._ranges()]).sum(0)
 
     def _ranges(self) -> list[tuple[int, int, Path]]:
-        """The ranges of lanes that the processes owned, in order, and their files."""
+        """First lane, end (not included) and file of each process, in the order of lanes."""
         found = [re.fullmatch(r"lanes-(\d+)-(\d+)-of-\d+\.safetensors", name) for name in self.meta["files"]]
         return sorted((int(match[1]), int(match[2]), self.folder / match[0]) for match in found if match)
 
 
 def shapes_in(path: Path) -> dict[str, list[int]]:
-    """The shapes of a file's tensors, of which none is read."""
+    """The shapes of a file's tensors by name. The tensors themselves are not read."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  (not a mapping)
 
@@ -182,7 +182,7 @@ def step_of(name: str) -> int:
 
 
 def read_meta(folder: Place) -> dict[str, Any]:
-    """What checkpoint.json says. Raises CheckpointError where it is missing or damaged."""
+    """The contents of checkpoint.json. Raises CheckpointError where it is missing, damaged or of another version."""
     path = folder / "checkpoint.json"
     try:
         meta = json.loads(path.read_bytes())
@@ -198,8 +198,8 @@ def read_meta(folder: Place) -> dict[str, Any]:
 
 
 def check_fits(checkpoint: Snapshot, store: SegmentStore, override: str) -> None:
-    """Raise UserError unless the checkpoint's vocabulary is the store's, and this is its training split; without an ``override``
-    to name, it may be another.
+    """Raise UserError unless checkpoint and store have the same vocabulary and tokenizer. With an ``override``, the store must also
+    be that of the training; the error names this option as the remedy.
     """
     meta = checkpoint.meta
     manifest = store.manifest
@@ -234,12 +234,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (SafetensorError, FileNotFoundError) as error:  # another OSError may pass: the next start reads again
+    except (SafetensorError, FileNotFoundError) as error:  # other OSErrors may be transient: the next start reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 
 def check_is_no_pickle(path: Path) -> None:
-    """Raise PickledError for a pickle by its name or its beginning, which is not that of safetensors (a length, then JSON)."""
+    """Raise PickledError if a file's name or first bytes are a pickle's. A safetensors file begins with a length, then JSON."""
     with open(path, "rb") as file:
         head = file.read(9)
     begins = head.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")) and head[8:] != b"{"
@@ -250,13 +250,13 @@ def check_is_no_pickle(path: Path) -> None:
 
 
 def digest_json(values: Mapping[str, Any]) -> str:
-    """xxh3-64 of JSON values, less the digest that they carry."""
+    """xxh3-64 of JSON values without their own key ``digest``."""
     rest = {key: value for key, value in values.items() if key != "digest"}
     return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
 
 def flatten_optimizer(state_dict: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimizer's state_dict as tensors under flat names, and what JSON holds: its groups and scalars."""
+    """Split an optimizer's state_dict: its tensors under flat names (``<index>/<key>``); its groups and scalars for JSON."""
     from torch import Tensor
 
     tensors: dict[str, Tensor] = {}

@@ -2,8 +2,8 @@
 
     clone_checkpoint(source.checkpoints, target.checkpoints, step=60)
 
-A checkpoint holds weights, optimizer, generators and the State of every lane; runs that read the same lanes have the same documents
-at hand at a step.
+A checkpoint holds weights, optimizer, generators and the State of every lane. Trials that read the same lanes are in the same
+documents at a step, so the State fits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.checkpoints.run_folder import RunFolder, copy
 
 
 def clone_checkpoint(source: Place, target: Place, step: int) -> None:
-    """Put the source's checkpoint of a step among the target's checkpoints, in place of its own of that step.
+    """Copy the source's checkpoint of a step to the target's checkpoints, where it replaces the target's own of that step.
 
     Raises CheckpointError as `find` does.
     """
@@ -50,7 +50,7 @@ def _of_step(checkpoints: Place, step: int) -> list[Place]:
 
 
 def _take_over_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
-    """There a checkpoint has a name of its own, and stands once its checkpoint.json does."""
+    """Copy the checkpoint under a new name, checkpoint.json last, then remove the target's own checkpoints of that step."""
     ours = _of_step(target, step)
     made = target / name_of(step, secrets.token_hex(4))
     files = [file.name for file in checkpoint.list() if not file.is_dir and not file.name.endswith(TEMPORARY)]
@@ -61,7 +61,7 @@ def _take_over_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """Files of a checkpoint are never written again, so a second name will do where the file system has such."""
+    """Hard-link a file, or copy it where that fails. Files of a checkpoint never change, so two names may share one file."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,10 +1,10 @@
-"""A folder that `pipelines.export` made, as commands read it that otherwise read a checkpoint.
+"""A folder that `pipelines.export` made. Commands read it in place of a checkpoint.
 
     exported = Exported.open("exported/demo-rec")
     exported.meta["config"]["model"], exported.weights()
 
 Its config.json records the run under ``trained`` (`record_of`). transformers' Trainer and PEFT copy config.json to the model that
-they save, so a tuned model still knows its tokenizer and its corpus. No path of a machine is among what is recorded.
+they save, so a tuned model still knows its tokenizer and its corpus. The record holds no path of a machine.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ UNRECORDED: Mapping[str, Any] = {
     "lanes": 8,
     "segment_length": 0,
 }
-"""``trained`` of a config.json without it, such as one that a script made with ThroughlineConfig. ``store`` and ``tokenizer`` are
-fingerprints; ``segment_length`` is 0 where it is not known."""
+"""Values of ``trained`` where config.json has none, as when a script made the folder with ThroughlineConfig. ``store`` and
+``tokenizer`` are fingerprints; ``segment_length`` is 0 where it is not known."""
 PREFIX = "model."
-"""Begins the name of each weight in an exported folder."""
+"""Prefix of the name of each weight in an exported folder."""
 REMEDY = "export the checkpoint again"
 
 
 def record_of(snapshot: Snapshot) -> dict[str, Any]:
-    """The ``trained`` of the config.json of an export of this checkpoint."""
+    """The record ``trained`` for the config.json of this checkpoint's export."""
     meta = snapshot.meta
     config = meta["config"]
     data = config["data"]
@@ -58,7 +58,7 @@ def record_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether this is a folder of this machine that `pipelines.export` made, or that transformers saved of such a model."""
+    """Whether `pipelines.export` made this local folder, or transformers saved it from such a model."""
     return model_type(path) == "throughline"
 
 
@@ -95,7 +95,7 @@ class Exported:
 
     @classmethod
     def open(cls, path: str | Path) -> Exported:
-        """Raises UserError where it is not whole, and where the weights are not those of the model in its config.json."""
+        """Open and check an exported folder. Raises UserError if it is incomplete, or its weights do not fit its model."""
         folder = Path(Place.parse(path).path)
         file = folder / "config.json"
         try:
@@ -126,7 +126,7 @@ class Exported:
 
     @property
     def step(self) -> int:
-        """The run's; steps of a later tuning are not known."""
+        """Step of the run's checkpoint. Steps of a later tuning are not known."""
         return self.trained["step"]
 
     @cached_property
@@ -137,7 +137,7 @@ class Exported:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """The part of a checkpoint's meta that commands read. The run is named by the folder, as it may be tuned after export."""
+        """The part of a checkpoint's meta that commands read. The run is named after the folder: it may be tuned after export."""
         trained = self.trained
         data = {name: trained[name] for name in ("corpus", "lanes", "segment_length")}
         known = {name: trained[name] for name in ("step", "tokens", "store", "tokenizer")}
@@ -156,17 +156,17 @@ class Exported:
 
     @property
     def bod_id(self) -> int:
-        """The token before a text's first one."""
+        """Id of the begin-of-document token, which precedes a text."""
         found = self.config.get("begin_of_document_id")
         return found if isinstance(found, int) else self.config["vocab_size"] - 1
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """The ids that end a text, as transformers generates one."""
+        """The ids at which transformers ends a generated text."""
         return eos_token_ids(self.folder)
 
     def weights(self) -> dict[str, Tensor]:
-        """In float32, whatever they were saved in."""
+        """The weights by name, in float32 whatever they were saved in."""
         tensors = {}
         for name in self.files:
             tensors |= load_tensors(self.folder / name)

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the newest, those of round steps, and the best. And how one comes to its name and goes.
+"""Keeps a run's newest checkpoints, those at multiples of `keep_every`, and the best. Renames and removes checkpoints.
 
 prune(run, "step-00000200", CheckpointConfig(keep=2))         # now that this one is complete
 best(run.complete_checkpoints())                              # a list, the best first
@@ -38,7 +38,7 @@ def prune(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
 
 
 def best(checkpoints: Iterable[Found]) -> list[Found]:
-    """Those that were validated at their own step, the best first; of equally good ones the earliest step, else the first here."""
+    """The checkpoints that were validated at their own step, the best first. Equally good ones are ordered by step."""
     scored = []
     for found in checkpoints:
         validation = found.meta.get("validation") or {}
@@ -48,7 +48,7 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
 
 
 def give_name(written: Place, final: Place) -> None:
-    """Give a complete checkpoint in a local folder its name. It replaces one of the same step, of before the run fell back."""
+    """Rename a complete local checkpoint to its final name. It replaces one of the same step from before the run fell back."""
     if final.exists():
         remove(final)
     os.rename(written.path, final.path)
@@ -56,7 +56,7 @@ def give_name(written: Place, final: Place) -> None:
 
 
 def remove(checkpoint: Place) -> None:
-    """Remove a checkpoint such that no half of it is ever taken for one."""
+    """Remove a checkpoint so that its remains, after a kill, are never taken for a checkpoint."""
     if checkpoint.is_local:
         doomed = checkpoint.parent / f".{checkpoint.name}.{secrets.token_hex(4)}.old"
         os.rename(checkpoint.path, doomed.path)

@@ -20,16 +20,16 @@ from recur_models import model_from_json
 
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
-    """The presets, and what the command line names in place of one: a sweep's best.json, a run's config.json, or an exported
-    folder, with whose model and weights a run begins.
+    """The presets, and the run that the command line names in place of one. It may name a sweep's best.json, a run's config.json,
+    or an exported folder, with whose model and weights a run begins.
 
-    A config.json in a run's folder is of the run in that folder, also where the folder was copied or moved. A run that is given
-    another name (`--run`) is no trial of the sweep that the file's run is a trial of.
+    A config.json in a run's folder stands for the run in that folder, even if the folder was copied or moved. A run with another
+    name (`--run`) no longer belongs to the sweep of which the file's run is a trial.
 
     Raises UserError naming what this version does not know.
     """
     name = argv[0] if argv else ""
-    if not name.partition("?")[0].endswith(".json"):  # what follows in a URI says where its bucket is
+    if not name.partition("?")[0].endswith(".json"):  # a URI's query says where its bucket is
         return presets if name in presets else {**presets, **begun_with(name)}
     path = Place.parse(argv[0])
     try:
@@ -46,8 +46,8 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
 
 
 def begun_with(name: str) -> dict[str, TrainConfig]:
-    """Under this name, where it is an exported folder's: a run of its model that begins with its weights, with its corpus, lanes
-    and segments, and defaults for all else. Raises UserError for a folder that is damaged or gone, and for an adapter alone.
+    """If ``name`` is an exported folder: under this name a run with its model, weights, corpus, lanes and segments, and defaults
+    for all else. Else empty. Raises UserError for a folder that is damaged or gone, and for an adapter alone.
     """
     check_is_no_adapter(name)
     if not is_exported(name):
@@ -71,7 +71,7 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
 def run_from_json(values: Mapping[str, Any]) -> TrainConfig:
     """The run that `to_json` wrote, without the credentials that its places had.
 
-    Raises ValueError, KeyError or TypeError where it is none of this version.
+    Raises ValueError, KeyError or TypeError where the values are no run of this version.
     """
     given = _tuples({**values, "run": str(values["run"])})
     given["model"] = model_from_json(dict(values["model"]))
@@ -83,7 +83,7 @@ def run_from_json(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def in_its_folder(config: TrainConfig, file: Place) -> TrainConfig:
-    """The run with the name and root that follow from where its config.json is, if that is in a run's folder."""
+    """The run, with the name and root that follow from the place of its config.json, if that is in a run's folder."""
     folder = file.parent
     if file.name != "config.json" or not (folder / "checkpoints").is_dir():
         return config
@@ -98,5 +98,5 @@ def in_its_folder(config: TrainConfig, file: Place) -> TrainConfig:
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Where JSON has lists, a config has tuples."""
+    """The values with tuples in place of JSON's lists, as a config has them."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -6,13 +6,13 @@
     run.fetch("metrics.jsonl")                        # and back
     run.open_checkpoint("step-00000200.0badc0de")     # through a verified copy in the working folder
 
-Where the run is a folder, that is its working folder, and nothing is copied. In a bucket it looks the same:
+A local run's folder is its working folder, and nothing is copied. In a bucket the layout is the same:
 
     <run>/config.json  metrics.jsonl  mlflow_run.json  logs/  stop
     <run>/checkpoints/step-00000200.0badc0de/…        files of all ranks; checkpoint.json is written last (saving.py)
 
-A folder without checkpoint.json is an upload that was not finished: it is no checkpoint. Its name ends in a token of the start that
-made it, so that a process of an earlier start, which may live on unseen, can spoil nothing.
+A checkpoint's folder without checkpoint.json is an unfinished upload and no checkpoint. Its name ends in a token of the start that
+made it, so that a process of an earlier start, which may still be alive, cannot spoil it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COMMITTED = re.compile(rf"{NAME.pattern}/checkpoint\.json")
 
 Folder = TypeVar("Folder", Path, Place)
 
-_publishing = threading.Lock()  # so that an older state of a file never follows a newer one
+_publishing = threading.Lock()  # so that an older state of a file never replaces a newer one
 _published: dict[Path, tuple[int, int]] = {}
 
 
@@ -59,11 +59,11 @@ class RunFolder:
 
     place: Place
     trains: bool = False
-    """Whether this is a process that trains the run: others have another working folder, so as not to replace what it writes."""
+    """Whether this process trains the run. Other processes have another working folder, to spare the trainer's files."""
 
     @staticmethod
     def parse(text: str | Path | Place) -> RunFolder:
-        """For a process that reads the run. Raises PlaceError for a URI that nothing here opens; looks at no file."""
+        """The folder of a run that this process only reads. Looks at no file. Raises PlaceError for an unknown kind of URI."""
         return RunFolder(Place.parse(text))
 
     @staticmethod
@@ -77,7 +77,7 @@ class RunFolder:
 
     @property
     def folder(self) -> Path:
-        """The working folder on this machine. Those of runs beside each other are beside each other."""
+        """The working folder on this machine. Runs in one folder have their working folders in one folder, too."""
         if self.is_local:
             return Path(self.place.path)
         parent = self.place.parent
@@ -91,7 +91,7 @@ class RunFolder:
     # Files
 
     def publish(self, *names: str) -> None:
-        """Copy files of the working folder that have changed since. Raises OSError where the bucket cannot be written."""
+        """Copy working files that changed since their last copy to the bucket. Raises OSError where it cannot be written."""
         if self.is_local:
             return
         with _publishing:
@@ -104,7 +104,7 @@ class RunFolder:
                         _published[path] = state
 
     def publish_report(self, written: Sequence[Path], known: Sequence[str]) -> None:
-        """Publish a report's files, and remove those of the ``known`` names that it does not have: an earlier one left them."""
+        """Publish a report's files, and remove files with other ``known`` names: an earlier report left them."""
         names = [path.name for path in written]
         for name in sorted(set(known) - set(names)):
             (self.folder / name).unlink(missing_ok=True)
@@ -112,10 +112,10 @@ class RunFolder:
         self.publish(*names)
 
     def fetch(self, *names: str) -> None:
-        """Bring files of the working folder to what the bucket has.
+        """Copy files from the bucket to the working folder.
 
-        Those that it has not are of another run that had this name, and are removed. But a bucket with checkpoints had a curve,
-        which was published before them: where it has lost it, what is here is all that is left.
+        Files that the bucket lacks come from another run of this name, and are removed here. But a bucket with checkpoints had a
+        curve, which was published before them. If the bucket has lost it, the local metrics.jsonl is the only copy and stays.
         """
         if self.is_local:
             return
@@ -145,7 +145,7 @@ class RunFolder:
 
     def _publish_until(self, over: threading.Event, names: Sequence[str]) -> None:
         told = False
-        with contextlib.suppress(OSError):  # what a process was publishing when it was killed
+        with contextlib.suppress(OSError):  # partial files of a process that was killed while publishing
             for name in names:
                 for file in (self.place / name).parent.list():
                     if file.name.startswith(f"{Path(name).name}.") and file.name.endswith(TEMPORARY):
@@ -165,7 +165,7 @@ class RunFolder:
     # Checkpoints
 
     def checkpoint_names(self) -> list[str]:
-        """Checkpoints, good or not, the newest first; in a bucket those whose upload was finished."""
+        """Names of the checkpoints, damaged or not, the newest first; in a bucket those whose upload was finished."""
         kind = NAME if self.is_local else COMMITTED
         found = (kind.fullmatch(file.name) for file in self.checkpoints.list(recursive=not self.is_local))
         names = [match[0].removesuffix("/checkpoint.json") for match in found if match]
@@ -179,7 +179,7 @@ class RunFolder:
         return [file.place for file in found if file.name not in names]
 
     def complete_checkpoints(self) -> list[Checkpoint]:
-        """Those that are complete by their records, the newest first; those of a bucket are not here to be opened."""
+        """Checkpoints that are complete by their records, the newest first. For a bucket only their meta is read."""
         found = []
         for name in self.checkpoint_names():
             folder = self.folder / "checkpoints" / name
@@ -190,17 +190,17 @@ class RunFolder:
         return found
 
     def beyond(self, step: int) -> dict[str, int]:
-        """Checkpoints of later steps by name, and when they were written. A run that resumes at ``step`` found them damaged."""
+        """Names of checkpoints after ``step``, and when each was written. A run that resumes at ``step`` found them damaged."""
         return {name: self._written(name) for name in self.checkpoint_names() if step_of(name) > step}
 
     def newest_step(self, passed_over: Mapping[str, int] | None = None) -> int:
-        """By the names of checkpoints; 0 where there is none. Those that were ``passed_over`` count when they are made anew."""
+        """Step of the newest checkpoint by name; 0 without one. One that was ``passed_over`` counts once it is written again."""
         old = passed_over or {}
         names = [name for name in self.checkpoint_names() if name not in old or self._written(name) != old[name]]
         return max(map(step_of, names), default=0)
 
     def _written(self, name: str) -> int:
-        with contextlib.suppress(FileNotFoundError):  # being made anew
+        with contextlib.suppress(FileNotFoundError):  # it is being written again
             return (self.checkpoints / name).changed()
         return 0
 
@@ -224,8 +224,8 @@ class RunFolder:
         return None, []
 
     def open_checkpoint(self, name: str) -> Checkpoint:
-        """A verified checkpoint; one of a bucket through a copy in the working folder, which is made anew where it is damaged.
-        Copies that nobody has opened for an hour are removed when another one is made.
+        """Open and verify a checkpoint. One in a bucket is copied to the working folder first; a damaged copy is made again. Making
+        a copy removes other copies that nobody has opened for an hour.
 
         Raises CheckpointError naming what is wrong.
         """
@@ -244,13 +244,13 @@ class RunFolder:
             for file in (self.checkpoints / name).list():
                 if not file.is_dir and not file.name.startswith(".") and not file.name.endswith(TEMPORARY):
                     folder.mkdir(exist_ok=True)
-                    with contextlib.suppress(FileNotFoundError):  # a run that is training has just taken it away
+                    with contextlib.suppress(FileNotFoundError):  # the training run has just removed it
                         copy(file.place, Place.parse(folder / file.name))
             return Checkpoint.open(folder)
 
 
 def root_of(folder: Folder, run: str) -> Folder:
-    """The folder of all runs, which holds MLflow's file, by a run's folder and name: a trial is called <sweep>/trials/<id>."""
+    """The folder of all runs, which holds MLflow's file, from a run's folder and name. A trial's name is <sweep>/trials/<id>."""
     above = folder
     for part in reversed(run.split("/")):
         if above.name != part:
@@ -260,7 +260,7 @@ def root_of(folder: Folder, run: str) -> Folder:
 
 
 def find_run(text: str | Path) -> tuple[RunFolder, str]:
-    """The run at a path or URI, and the checkpoint's name where that is what it names. Raises CheckpointError where nothing is."""
+    """The run at a path or URI, and the checkpoint's name if the path is one's. Raises CheckpointError where there is neither."""
     place = Place.parse(text)
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
@@ -277,12 +277,12 @@ def find_run(text: str | Path) -> tuple[RunFolder, str]:
 
 
 def upload(path: Path, place: Place) -> None:
-    """Copy a file to a place where nothing stands, whatever its size: it is whole there or not at all."""
+    """Copy a file of any size to a new place. It is whole there, or not there at all."""
     with open(path, "rb") as file, place.open_output() as stream:
         shutil.copyfileobj(file, stream, CHUNK)
 
 
 def copy(source: Place, target: Place) -> None:
-    """Copy a file in the place of what stands there; another process may do so at the same time. Raises FileNotFoundError."""
+    """Copy a file, replacing the target. Other processes may do so at the same time. Raises FileNotFoundError."""
     with source.open_stream() as file, target.writing() as stream:
         shutil.copyfileobj(file, stream, CHUNK)

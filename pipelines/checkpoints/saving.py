@@ -4,11 +4,11 @@
     saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
     saver.close()                                                                # returns when it is on the disk
 
-Each process has such a thread. It writes the file of its own lanes, and beside it a note of its size and checksum, where no other
-start of the run writes: in a bucket into `checkpoints/step-00000200.<token>/`, in a folder into `.step-00000200.<token>.tmp`, which
-is then renamed to `step-00000200` (a bucket cannot rename, and the path that a person types needs no token). The thread of rank 0
-writes the weights, waits for the notes of all the others, and writes checkpoint.json, which makes it a checkpoint. The threads need
-no collective: these belong to the loop. One save at a time: the next one waits for it.
+Each process has such a thread. It writes the file of its own lanes and, beside it, a note of its size and checksum, where no other
+start of the run writes. In a bucket that is `checkpoints/step-00000200.<token>/`, else `.step-00000200.<token>.tmp`, which is then
+renamed to `step-00000200` (a bucket cannot rename, and the path that a person types needs no token). The thread of rank 0 writes
+the weights, waits for the notes of all others, and writes checkpoint.json, which completes the checkpoint. The threads use no
+collectives: these belong to the loop. One save runs at a time; the next one waits for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pipelines.checkpoints.run_folder import RECORDS, RunFolder, upload
 from pipelines.config.run import CheckpointConfig
 
 PEER_SECONDS = 600.0
-"""How long rank 0 waits for the files of the others: they write at the same time, so this is a folder that is not shared."""
+"""Seconds that rank 0 waits for the files of the others. All write at the same time, so a longer wait means an unshared folder."""
 
 
 class SaveError(Exception):
@@ -51,7 +51,7 @@ class Unwritable(SaveError, UserError):
 
 
 class Processes(Protocol):
-    """The processes that save together; training.world.World is such."""
+    """The interface of the processes that save together; training.world.World has it."""
 
     @property
     def rank(self) -> int: ...
@@ -75,7 +75,7 @@ class Saver:
         lanes: int,
         on_disk: Callable[[int, Mapping[str, Any], str], None] | None = None,
     ) -> None:
-        """``on_disk`` is told, by rank 0's thread, of each complete checkpoint: its step, its checkpoint.json, and where it is."""
+        """``on_disk``: called by rank 0's thread for each complete checkpoint, with its step, its checkpoint.json and its place."""
         self._run = run
         self._config = config
         self._world = world
@@ -106,10 +106,10 @@ class Saver:
         per_process: Mapping[str, Tensor],
         meta: Mapping[str, Any],
     ) -> None:
-        """Copy what belongs to the checkpoint of a step, and have it written: ``per_lane`` of own lanes (first dimension: lane),
-        ``per_process`` what is this process's own, ``meta`` what JSON holds of the rest, which rank 0 says.
+        """Copy the contents of a step's checkpoint, and have the thread write them. ``per_lane``: tensors of own lanes (first
+        dimension: lane). ``per_process``: tensors of this process. ``meta``: further values for JSON, taken from rank 0.
 
-        Raises SaveError when the one before could not be written and `on_failure` is "stop".
+        Raises SaveError when the previous save failed and `on_failure` is "stop".
         """
         self._settle()
         own = {f"lanes/{key}": value for key, value in per_lane.items()}
@@ -120,7 +120,7 @@ class Saver:
             tensors, scalars = flatten_optimizer(optimizer.state_dict())
             files |= {"model.safetensors": model.state_dict(), "optimizer.safetensors": tensors}
             values = {"schema": SCHEMA, "step": step, "world": self._world.size, "lanes": self._lanes}
-            values = json.loads(json.dumps({**values, "optimizer": scalars, **meta}))  # a copy too
+            values = json.loads(json.dumps({**values, "optimizer": scalars, **meta}))  # a copy, as of the tensors
         copies = {name: self._copy(name, tensors) for name, tensors in files.items()}
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
@@ -130,7 +130,7 @@ class Saver:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises SaveError when a save has failed since, and `on_failure` is "stop"."""
+        """Raise SaveError when the last save has failed and `on_failure` is "stop"."""
         if self._error is not None and self._config.on_failure == "stop":
             raise self._error
 
@@ -147,7 +147,7 @@ class Saver:
         return None
 
     def abandon(self) -> None:
-        """The run has failed: the save that is under way may end if the other processes have written their files too."""
+        """The run ends, perhaps by an error. Finish the save under way, but wait for other processes only two seconds more."""
         if self._thread is not None:
             self._own_files_done.wait()
             self._thread.join(2.0)
@@ -166,7 +166,7 @@ class Saver:
         self.check()
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies in this machine's memory; those of a GPU are under way when this returns."""
+        """Copies of tensors in this machine's memory. Copies from a GPU may still be under way when this returns."""
         copies = {}
         for key, value in tensors.items():
             copy = self._copies.get(f"{file}/{key}")
@@ -181,8 +181,8 @@ class Saver:
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
         run = self._run
         checkpoint = name_of(step, self._token)
-        # Where this process writes, and where the files of all come together. For a bucket, each process has a folder of its own to
-        # write in: the processes of one machine share the working folder, and each removes what it has uploaded.
+        # `staged`: where this process writes. `together`: where the files of all meet. For a bucket, each process writes into a
+        # folder of its own: the processes of one machine share the working folder, and each removes what it has uploaded.
         own = "" if run.is_local else f".{self._world.rank}"
         staged = run.folder / "checkpoints" / f".{checkpoint}{own}.tmp"
         together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint
@@ -202,7 +202,7 @@ class Saver:
                 values["files"] = notes | self._notes_of_the_others(together)
                 values["digest"] = digest_json(values)
                 self._commit(step, together, values)
-        except Exception as error:  # whatever it is, the loop must hear of it
+        except Exception as error:  # of any kind: the loop must learn of it
             self._failed(step, error, staged, together)
         finally:
             self._own_files_done.set()
@@ -213,7 +213,7 @@ class Saver:
         notes: dict[str, Any] = {}
         while missing := [name for name in self._files[1:] if name not in notes]:
             late = time.monotonic() > deadline
-            given_up = self._give_up.is_set()  # read before the notes: who gives up has written its failure
+            given_up = self._give_up.is_set()  # read before the notes: by then a failed rank has written its note
             for name in missing:
                 with contextlib.suppress(FileNotFoundError):
                     notes[name] = note = json.loads(_note(folder, name).read_bytes())
@@ -226,8 +226,8 @@ class Saver:
         return notes
 
     def _commit(self, step: int, together: Place, values: Mapping[str, Any]) -> None:
-        """With checkpoint.json, the last of its files, it is complete. A folder then gets the name that people use."""
-        self._run.publish(*RECORDS)  # a resumed run finds in the bucket the curve up to its checkpoint
+        """Complete the checkpoint by writing checkpoint.json, its last file. A local folder then gets its final name."""
+        self._run.publish(*RECORDS)  # so that the bucket has the curve up to the checkpoint of a resumed run
         for file in together.list():
             if file.name.endswith(".note"):
                 file.place.delete()
@@ -258,7 +258,7 @@ class Saver:
         else:
             name = self._files[self._world.rank]
             (staged / name).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # then rank 0 hears of it at the next save
+            with contextlib.suppress(OSError):  # otherwise rank 0 learns of it at the next save
                 note = {"failed": str(told), "users": is_users(error)}
                 _note(together, name).write_atomically(json.dumps(note).encode())
         if self._config.on_failure == "warn" and (self._world.rank == 0 or not isinstance(error, SaveError)):
@@ -268,7 +268,7 @@ class Saver:
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     try:
         save_file(dict(tensors), path)
-    except SafetensorError as error:  # the system's own, of which it keeps but the number, in its text
+    except SafetensorError as error:  # a system's error, of which only the number is in the text
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors writes for its owner alone, whatever the umask
@@ -277,5 +277,5 @@ def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _note(folder: Place, name: str) -> Place:
-    """Where the size and checksum of another rank's file are told, or why there is none."""
+    """File with the size and checksum of another rank's file, or the reason why there is none."""
     return folder / f".{name}.note"

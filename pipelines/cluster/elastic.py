@@ -1,11 +1,11 @@
-"""Training on Ray Train workers that come and go: when one dies, or there is room for more, all begin again from the newest
+"""Training on a changing number of Ray Train workers. When one dies or there is room for more, all restart from the newest
 checkpoint, as many as there is room for.
 
     train_on_ray(config, stop, on_trained, first_step)          # raises Stopped where it was asked to stop
 
-Ray Train's own `ScalingConfig(num_workers=(1, 4))` divides what machines *have* by what a worker takes, whatever else runs there
-and however workers are placed (Ray 2.60): after a death a run with strict-spread stood still for good, and a healthy one was ended
-for a CPU that another program had. And its FailureConfig starts a user's error again, and counts all deaths of a run.
+Ray Train's own `ScalingConfig(num_workers=(1, 4))` divides what machines *have* by what a worker takes; it ignores other programs
+and the placement (Ray 2.60). After a death, a run with strict-spread stood still for good, and a healthy one was ended for a CPU
+that another program had. And its FailureConfig retries a user's error, and counts all deaths of a run.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 
 RESIZE = "resize"
-"""The file by which workers are asked to save and leave so that more of them can start. One of its own, so that a person who asks
-to stop meanwhile is heard."""
+"""Name of the file that asks workers to save and leave, so that more of them can start. It is not `stop`, so that a person's
+request to stop meanwhile is not lost."""
 SETTLED_SECONDS = 3.0
 MAX_SECONDS = 20.0
-"""After a death: what is free must have stayed the same for so long, or so long have passed, before workers are counted."""
+"""After a death, workers are counted once the room has not changed for SETTLED_SECONDS, or after MAX_SECONDS at the latest."""
 GROW_SECONDS = 15.0
-"""How often a run with fewer workers than it may have looks for room; twice in a row, and it grows."""
+"""Seconds between checks for room for more workers. The run grows after two checks in a row that find room."""
 WAIT_SECONDS = 20.0
-"""How often it is said what is waited for where there is no room."""
+"""Seconds between messages that the run waits for room."""
 
 
 def train_on_ray(
     config: TrainConfig, stop: Stop, on_trained: Callable[[TrainConfig, Tracker], None], first_step: int
 ) -> None:
-    """Train on Ray Train workers from the ``first_step`` up to the last. Raises Stopped and RayLost; a worker's error that is a
-    user's, and any other that came more than `max_failures` times in a row without a new checkpoint in between.
+    """Train on Ray Train workers from the ``first_step`` up to the last. Raises Stopped, RayLost, or a worker's error: a user's at
+    once, any other after more than `max_failures` in a row without a new checkpoint.
     """
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
@@ -67,10 +67,10 @@ def train_on_ray(
     resize = Stop(run.place, RESIZE)
     scratch = scratch_of(config)
     scratch.delete()
-    with stop.on_signals():  # after Ray's own
+    with stop.on_signals():  # after Ray has set its own handlers
         for attempt in itertools.count():
             resize.clear()
-            hang_file(run).delete()  # an attempt that ends before its loop leaves it as it is
+            hang_file(run).delete()  # an attempt that ends before its loop would leave the old one
             before = run.newest_step(damaged)
             error = train_once(config, use_gpu, attempt, stop, resize, on_trained)
             newest = run.newest_step(damaged)
@@ -88,7 +88,7 @@ def train_on_ray(
                 break
             if error is None:
                 print("there is room for more workers: starting again", flush=True)
-    with contextlib.suppress(OSError):  # a bucket that is silent for once hides nothing of what has happened
+    with contextlib.suppress(OSError):  # a bucket that does not answer must not hide how the run ended
         resize.clear()
         scratch.delete()
     step = run.newest_step(damaged)
@@ -97,7 +97,7 @@ def train_on_ray(
 
 
 def check_machines(config: TrainConfig) -> None:
-    """Raise UserError where they cannot train this run; for room, which an autoscaler may make yet, it waits."""
+    """Raise UserError where the machines cannot train this run. Lack of room on a cluster is no error: an autoscaler may act."""
     machines = ray_session.machines()
     if not ray_session.cluster_address():
         if config.use_gpu == "yes" and not any(there.get("GPU") for there in machines):
@@ -116,7 +116,7 @@ def check_machines(config: TrainConfig) -> None:
 
 
 def ascii_name(run: str) -> str:
-    """A name for a run's part in Ray Train, which makes a metric tag of it that has to be ASCII."""
+    """An ASCII name of a run for Ray Train, which uses it as the tag of a metric."""
     if run.isascii():
         return run
     return f"{run.encode('ascii', 'replace').decode().replace('?', '-')}-{xxhash.xxh3_64_hexdigest(run.encode())[:8]}"
@@ -130,8 +130,8 @@ def train_once(
     resize: Stop,
     on_trained: Callable[[TrainConfig, Tracker], None],
 ) -> BaseException | None:
-    """Train on as many workers as there is room for, and meanwhile pass on to them that the run was asked to stop or may grow.
-    Returns what ended it; None too where it was asked to stop before there was room for a worker.
+    """Train on as many workers as there is room for. Meanwhile pass on a request to stop, and ask the workers to leave when there
+    is room for more. Returns the error that ended training; None without one, also if asked to stop before a worker had room.
     """
     workers = workers_to_start(config, use_gpu, settle=attempt > 0)
     scratch = scratch_of(config)
@@ -144,7 +144,7 @@ def train_once(
     def run_attempt() -> None:
         ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))
 
-    thread = threading.Thread(target=run_attempt, daemon=True)  # not this one: Ray would take Ctrl-C for itself
+    thread = threading.Thread(target=run_attempt, daemon=True)  # not in the main thread, where Ray would handle Ctrl-C
     thread.start()
     looked = told = time.monotonic()
     seen = workers
@@ -153,9 +153,9 @@ def train_once(
     while thread.is_alive():
         thread.join(0.2)
         answers = watch.check()
-        with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
+        with contextlib.suppress(OSError):  # a bucket that does not answer is asked again
             if stop.asked() and not begun.exists():
-                return None  # what waits for room ends with this process
+                return None  # the thread that waits for room ends with this process
             if stop.signalled and not passed_on:
                 stop.ask()
                 passed_on = True
@@ -175,14 +175,14 @@ def train_once(
 
 
 def worker() -> Callable[[dict[str, Any]], None]:
-    """The function of each worker. It is made here so that Ray sends it as it is: importing this module, and so ray_session, would
-    give a cluster's machine the environment of a session of its own.
+    """The function that each worker runs. It is defined inside, so that Ray sends its code. Importing this module, and so
+    ray_session, would set the environment of a local session on a cluster's machine.
     """
 
     def train(arguments: dict[str, Any]) -> None:
         from ray.train.torch import get_device
 
-        logging.disable(logging.INFO)  # of Ray; what we say is printed
+        logging.disable(logging.INFO)  # Ray's messages; ours are printed
         config: TrainConfig = arguments["config"]
         run = RunFolder.of(config)
         world = World.current(get_device())
@@ -196,8 +196,8 @@ def worker() -> Callable[[dict[str, Any]], None]:
 
 
 def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
-    """As many as the cluster has room for now, of those that the run may have. Where it has none for the least, that is asked for,
-    so that an autoscaler hears of it.
+    """Number of workers to start: as many as the cluster has room for now, within the run's limits. If it has no room for the least
+    number, that number is requested, so that an autoscaler reacts.
     """
     least = config.workers[0]
     most = config.workers[-1]
@@ -220,7 +220,7 @@ def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
 def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
     """How many more workers the machines of the cluster could hold, by what is free on each.
 
-    Where never two may stand on one, a run that grows counts only machines of which nothing is taken: the others may have its own.
+    With strict-spread, a run that grows counts only machines without a CPU in use, since the others may hold its own workers.
     """
     untouched = growing and config.placement.strategy == "strict-spread"
     return sum(
@@ -231,7 +231,7 @@ def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
 
 
 def scratch_of(config: TrainConfig) -> Place:
-    """Where Ray Train's own notes are; our checkpoints are beside it and do not need them."""
+    """Folder of Ray Train's own files. Our checkpoints are beside it and do not need them."""
     return RunFolder.of(config).place / ".ray"
 
 
@@ -243,7 +243,7 @@ def why(run: RunFolder, error: BaseException) -> str:
 
 
 def end_without_ray(config: TrainConfig, lost: RayLost) -> NoReturn:
-    """Say what to do when Ray itself has died, and end this process: Ray would hold it for another minute."""
+    """Print what to do when Ray itself has died, and end this process, which Ray would hold for another minute."""
     run = RunFolder.of(config)
     step = run.newest_step()
     saved = f"is saved at least up to step {step:,}" if step else "has no checkpoint yet"

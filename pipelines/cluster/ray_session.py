@@ -41,7 +41,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # else a train worker's lines appear twice
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",  # how often the controller looks at its workers: 2 s by default
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more that nothing here needs: a run resumes after a lost machine
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one more process, not needed: a run resumes after a lost machine
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "OMP_WAIT_POLICY": "passive",  # threads that spin starve each other on a shared CPU
     "KMP_BLOCKTIME": "0",
@@ -52,11 +52,11 @@ OWN = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_worker_niceness": "0",  # by default workers wait for whatever else the machine does, and may get a twentieth of a core
 }
-"""For a session of our own; a cluster's ports must be reached from its other machines, and its nodes set the rest where Ray is
-started (clusters/environment.sh). Ray reads it when it is imported."""
+"""Environment of a local session. A cluster's ports must be open to its other machines; clusters/environment.sh sets the rest where
+Ray is started on its nodes. Ray reads these variables when it is imported."""
 
 STARTS = 3
-"""How often a local session is started until it comes up: a machine under heavy load may be too slow for Ray's own patience."""
+"""Attempts to start a local session: a machine under heavy load may be too slow for Ray's own patience."""
 SOCKET_NAME = 107
 """Bytes of the longest name that a socket may have."""
 
@@ -96,7 +96,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
     Does nothing where this process has a session already, as in a test or under another entry script.
 
     Args:
-        num_cpus: of a local session; all by default. A cluster has what it has.
+        num_cpus: CPUs of a local session, all by default; ignored on a cluster.
         log_to_driver: whether what workers print is shown here.
 
     Raises ValueError where RAY_ADDRESS is no address that a program can join.
@@ -182,14 +182,14 @@ def cpus() -> int:
 
 
 def machines() -> list[dict[str, float]]:
-    """The resources of each machine that is alive, free or taken."""
+    """The total resources of each machine that is alive, whether free or taken."""
     import ray
 
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
-    """The free and the total resources of each machine that is alive. No public call of Ray's says it of each."""
+    """The free and the total resources of each machine that is alive. Ray has no public call for this."""
     import ray._private.state
 
     free = ray._private.state.available_resources_per_node()
@@ -199,7 +199,7 @@ def free_resources() -> list[tuple[dict[str, float], dict[str, float]]]:
 
 
 class Node:
-    """A machine of the cluster, and a process on it that calls functions for us. Takes no CPU of the cluster's."""
+    """A machine of the cluster, and a process on it that calls functions for us. The process reserves no CPU."""
 
     def __init__(self, node: dict[str, Any]) -> None:
         import ray
@@ -216,7 +216,7 @@ class Node:
         self._caller: Any = ray.remote(Caller).options(num_cpus=0, scheduling_strategy=there).remote()  # type: ignore[attr-defined]
 
     def begin(self, function: Callable[..., T], *arguments: Any) -> Callable[[], T]:
-        """Have a function called there; what is returned waits for its result."""
+        """Start a call of a function on the machine. Returns a function that waits for its result."""
         import ray
 
         reference = self._caller.call.remote(function, arguments)
@@ -232,9 +232,9 @@ def nodes() -> list[Node]:
 
 
 class Watch:
-    """Whether the Ray that this process has joined still lives. Asked often, it looks every few seconds.
+    """Checks whether the Ray that this process has joined is alive, at most every LOOK_SECONDS.
 
-    Ray ends a process that has lost it after a minute, from inside its own code and without a word that says what to do.
+    Without it, Ray itself ends a process that has lost it after a minute, and prints no hint about what to do.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class Watch:
         self._answered = dict.fromkeys(self._asked, self._looked)
 
     def check(self) -> bool:
-        """Whether all of it has answered at the last look. Raises RayLost where it has not for long."""
+        """Whether all parts of Ray answered at the last check. Raises RayLost if one has been silent for SILENT_SECONDS."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -264,7 +264,7 @@ class Watch:
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:
-    """End the processes of a local session, whose Ray cannot end them any more, ``but`` those which were there before it."""
+    """End the processes of a local session that Ray can no longer end, except those in ``but``, which were there before it."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process not in but:

@@ -1,7 +1,7 @@
-"""Runs Ray Train: Ray never starts it again, and an error comes back as what it is.
+"""Runs Ray Train without Ray's own restarts, and returns a worker's own error.
 
 error = run_workers(worker, {"config": config}, 2, config.placement, use_gpu=False, notes=run.place / ".ray", name="run-0")
-cause_of(error, UserError)              # what a worker raised of this kind, in place of Ray's own around it
+cause_of(error, UserError)              # a worker's own error of this kind, without Ray's wrapper
 first_line(error)                       # for a sentence
 """
 
@@ -27,13 +27,13 @@ def run_workers(
     notes: Place,
     name: str,
 ) -> BaseException | None:
-    """Run ``worker`` on each worker until all have returned, or one has not; Ray Train's own ``notes`` go to that place.
+    """Run ``worker`` on each worker until all have returned, or one has failed. ``notes``: place for Ray Train's own files.
 
-    Returns what ended it; `cause_of` finds a worker's own error in it.
+    Returns the error that ended it, or None; `cause_of` finds a worker's own error in it.
     """
     before = set[str]()
     try:
-        from ray import train  # whose names are of one of two versions, by a setting
+        from ray import train  # a setting chooses which of two versions its names are
 
         classes: Any = train
         before = reservations()
@@ -54,17 +54,17 @@ def run_workers(
                 logging_config=classes.LoggingConfig(log_level="ERROR"),
             ),
         ).fit()
-    except BaseException as error:  # also what Ray raises to end its thread: whoever called decides
-        with contextlib.suppress(Exception):  # where Ray itself is gone
+    except BaseException as error:  # also errors by which Ray ends its thread: the caller decides
+        with contextlib.suppress(Exception):  # Ray itself may be gone
             release(reservations() - before)
         return error
     return None
 
 
 def trainer() -> type[TorchTrainer]:
-    """Ray Train's own without two processes that it starts for each run: for Ray Data's data sets, of which we have none, and to
-    free what a dead controller had reserved, in which it fails (Ray 2.60: it asks a dashboard, and where one is, frees nothing).
-    A run of two workers begins 3 s sooner on two cores.
+    """TorchTrainer without two processes that it starts for each run. One is for Ray Data's data sets, of which we have none. The
+    other should free what a dead controller had reserved, and fails (Ray 2.60: it asks a dashboard, and where one is, frees
+    nothing). A run of two workers begins 3 s sooner on two cores.
     """
     from ray.train.torch import TorchTrainer
 
@@ -78,7 +78,7 @@ def trainer() -> type[TorchTrainer]:
 
 
 def reservations(*states: str) -> set[str]:
-    """Ids of this program's placement groups in Ray, all or those in these states. They end in the program's own id."""
+    """Ids of this program's placement groups in these ``states``, by default all but removed ones. They end in its own id."""
     import ray
     from ray.util import placement_group_table
 
@@ -88,7 +88,7 @@ def reservations(*states: str) -> set[str]:
 
 
 def release(reserved: set[str]) -> None:
-    """Free what a dead controller has left reserved, which would keep the next one waiting for ever."""
+    """Free the placement groups that a dead controller has left, for which the next controller would wait for ever."""
     import ray
     from ray.util.placement_group import PlacementGroup, remove_placement_group
 

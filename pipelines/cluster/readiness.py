@@ -4,7 +4,7 @@
 
 It compares versions of Python, of the libraries that matter and of our own code; the clocks; whether every machine sees the
 run's folder and the store, and what the others write there; whether machines reach each other; room on the disks; memory for the
-model. The functions below it are called on the machines themselves.
+model. The functions at the end of this file run on the machines.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from data_prep.store import SegmentStore
 from pipelines import PACKAGES
 from pipelines.checkpoints.run_folder import RunFolder
 
-if TYPE_CHECKING:  # a machine that is asked imports neither
+if TYPE_CHECKING:  # the functions that run on machines need neither
     from pipelines.cluster.ray_session import Node
     from pipelines.config.run import TrainConfig
 
 T = TypeVar("T")
 LIBRARIES = ("torch", "ray", "numpy", "pyarrow", "safetensors", "sentencepiece", "tokenizers", "tiktoken")
 CLOCK_SECONDS = 2.0
-"""By how much two clocks may differ."""
+"""Largest allowed difference between two clocks."""
 NODE_BYTES = 1 << 30
 """Bytes that Ray's own folder needs on each machine."""
 
@@ -60,9 +60,9 @@ class Facts:
 
 
 def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
-    """Bytes that a run needs, counted from the model's sizes; nothing is built, and activations come on top.
+    """Bytes that a run needs, computed from the model's shapes without memory for it. Activations are not counted.
 
-    Returns those of one checkpoint (weights, optimizer, State of all lanes), and of one worker's memory (weights, gradients,
+    Returns the bytes of one checkpoint (weights, optimizer, State of all lanes), and of one worker's memory (weights, gradients,
     optimizer, and its lanes' State).
     """
     import torch
@@ -73,7 +73,7 @@ def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
     weights = 4 * config.model.costs(vocab_size).parameters
     lanes = config.data.lanes
     trained = 4 * sum(each.numel() for each in model.parameters() if each.requires_grad)
-    # adafactor has a momentum; its rows and columns are small
+    # adafactor keeps one momentum; its moments of rows and columns are small
     optimizer = trained * (2 if config.optim.name == "adamw" else 1)
     worker = weights + trained + optimizer + state * -(-lanes // max(config.workers[0], 1))
     return weights + optimizer + state * lanes, worker
@@ -82,7 +82,7 @@ def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
 def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> list[str]:
     """Everything that is wrong, a sentence each; an empty list says that the run can begin.
 
-    ``nodes``: the head first. ``room``: whether they must hold all of the workers.
+    ``nodes``: the head first. ``room``: whether they must have room for the run's least number of workers.
     """
     found = on_each(nodes, facts, LIBRARIES)
     complaints = [
@@ -98,7 +98,7 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> l
             if facts.disk < NODE_BYTES
         ),
     ]
-    with contextlib.suppress(StoreError):  # the machines' own sentences tell of it
+    with contextlib.suppress(StoreError):  # store_not_seen reports it
         vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
         complaints += too_small(config, nodes, found, *needs(config, vocab_size), room)
     return complaints
@@ -147,7 +147,7 @@ def differing_clocks(nodes: Sequence[Node]) -> list[str]:
 
 
 def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
-    """Every machine writes a file into the run's root, and looks for those of the others: who shares a folder sees the same."""
+    """A sentence for each machine that does not share the run's root. Each writes a file there, and lists the files of all."""
     folder = root / f".preflight-{secrets.token_hex(6)}"
     try:
         answers = on_each(nodes, tried, leave, folder)
@@ -183,7 +183,7 @@ def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
 
 
 def not_reached(nodes: Sequence[Node]) -> list[str]:
-    """Each machine opens a port, and those before and after it connect to it: what gloo, NCCL and Ray need."""
+    """A sentence for each failed connection. Each machine opens a port, and its neighbours connect, as gloo, NCCL and Ray need."""
     complaints = []
     for i, listener in enumerate(nodes):
         for caller in {nodes[i - 1], nodes[(i + 1) % len(nodes)]} - {listener}:
@@ -200,7 +200,7 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
 def too_small(
     config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], checkpoint: int, worker: int, room: bool
 ) -> list[str]:
-    """Room for the checkpoints that are kept, and memory for the workers that a machine would hold."""
+    """A sentence for each lack of disk, memory or room for workers. ``checkpoint``, ``worker``: bytes, from `needs`."""
     complaints = []
     root = Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
@@ -212,7 +212,7 @@ def too_small(
                 f"{root} has {decimal(free)} free, and {kept} checkpoints of {decimal(checkpoint)} need "
                 f"{decimal(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
-    use_gpu = config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))  # Ray's, as training asks
+    use_gpu = config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))  # Ray's GPUs, as in training
     most = 0
     for node, facts in zip(nodes, found, strict=True):
         fits = config.placement.fits(node.resources, use_gpu)
@@ -293,7 +293,7 @@ def tried(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
 
 
 def leave(folder: Place) -> str:
-    """Write a file of a name that no other machine's has."""
+    """Write a file with a random name into a folder. Returns the name."""
     folder.make_folder()
     name = secrets.token_hex(6)
     (folder / name).write_atomically(b"")
@@ -301,7 +301,7 @@ def leave(folder: Place) -> str:
 
 
 def seen(folder: Place, names: Sequence[str]) -> list[str]:
-    """Those of some files that are there, after a moment's patience: network file systems remember folders for a while."""
+    """The names whose files exist. Waits up to 2 s for the others, since network file systems cache folders."""
     deadline = time.monotonic() + 2
     while True:
         there = [name for name in names if (folder / name).exists()]

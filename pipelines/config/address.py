@@ -1,4 +1,4 @@
-"""Whether MLflow can keep runs at an address, as far as its text says so.
+"""Checks by its text alone whether MLflow can keep runs at an address.
 
     check_address("localhost:5000", "tracking.uri")         # UserError: … write http://localhost:5000
 
@@ -24,7 +24,7 @@ FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 
 
 def check_address(uri: str, named: str) -> None:
-    """Raise UserError for an address at which MLflow never answers, or keeps nothing. ``named``: what the address was given as."""
+    """Raise UserError for an address at which MLflow never answers, or keeps nothing. ``named``: where it was given."""
     if not uri or uri == "databricks":
         return
     is_uri = re.match(r"([A-Za-z][\w+.-]*)://", uri)

@@ -35,13 +35,13 @@ def with_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
         if isinstance(stood, list) and not isinstance(value, (list, tuple)):
             value = [value]
         parts.setdefault(part, {})[name] = tuple(value) if isinstance(value, list) else value
-    with given_by_user(ValueError):  # of a model's config, say
+    with given_by_user(ValueError):  # from a model's config, for example
         changed = {part: dataclasses.replace(getattr(config, part), **some) for part, some in parts.items() if part}
         return dataclasses.replace(config, **changed, **parts.get("", {}))
 
 
 def no_field(config: TrainConfig, field: str) -> str:
-    """The sentence for a name that is none of a run's fields, or none that can be set."""
+    """The error message for a name that is no field of a run, or that cannot be set."""
     if field in ("model", "model.name"):
         return f"{field} cannot be set: another model has other fields, which its presets set: choose another preset"
     if field in RENAMED:
@@ -51,7 +51,7 @@ def no_field(config: TrainConfig, field: str) -> str:
 
 
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
-    """The fields in which a run differs from another of the same kind of model; all of its model's fields otherwise."""
+    """The fields that ``base`` lacks or that have another value there, with this run's values."""
     ours = flatten(to_json(config))
     theirs = flatten(to_json(base))
     # JSON has no credentials.

@@ -127,7 +127,7 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         check_fields("tracking", self, patience=0)
-        # After http:// digits may be a port, and no password.
+        # After http://NAME: digits may be a port and no password.
         named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
         if named and re.search(r"""[?#/'"\s]""", named[1]):
             raise UserError(

@@ -1,8 +1,8 @@
 """A training run as one frozen value: `TrainConfig`. Presets are instances of it (presets/), the command line
 overrides its fields by dotted names, MLflow records it flattened, and a checkpoint carries it as JSON.
 
-A config stands below what it configures and imports nothing of it: of its model's config, which stands beside the model, a run
-knows what `ModelSettings` says.
+A config imports nothing of the code that it configures. A model's config stands beside the model; a run knows it only by the
+interface `ModelSettings`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         @classmethod
         def from_json(cls, values: dict[str, Any]) -> ModelSettings: ...
 
-else:  # the command line then takes the class, with its fields and docstrings, of the preset's own model
+else:  # so that the command line takes the class of the preset's own model, with its fields and docstrings
     ModelSettings = Any
 
 
@@ -152,8 +152,8 @@ class TrainConfig:
                 raise UserError(f"allow_change has {name!r}, which is no field of a run: {nearest(name, known)}")
 
     def located(self) -> TrainConfig:
-        """The same run with whole paths, and with what the environment says: workers have their own of both. Raises UserError for
-        places that cannot be.
+        """The same run with absolute paths and with the environment's settings, since workers have another folder and environment.
+        Raises UserError for places that cannot be used.
         """
         if {"", ".", ".."} & set(self.run.split("/")):
             raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
@@ -178,7 +178,7 @@ class TrainConfig:
 
     @property
     def workers(self) -> range:
-        """The numbers of workers that the run may have: no more than it has lanes. 0 is without Ray."""
+        """The numbers of workers that the run may have, at most its number of lanes. 0: in this process, without Ray."""
         least, colon, most = str(self.num_workers).partition(":")
         known = least.isdecimal() and (not colon or (most.isdecimal() and 1 <= int(least) <= int(most)))
         if not known:
@@ -189,7 +189,7 @@ class TrainConfig:
         return range(int(least), min(int(most or least), self.data.lanes) + 1)
 
     def uses_gpu(self, gpus: float) -> bool:
-        """Whether its workers train on GPUs, where there are so many."""
+        """Whether the run's workers train on GPUs, if there are ``gpus`` of them."""
         return self.use_gpu == "yes" or (self.use_gpu == "auto" and gpus >= self.workers[0] * self.placement.gpus)
 
     @property
@@ -232,8 +232,8 @@ def config_hash_without_seed(values: dict[str, Any]) -> str:
 
 
 def to_json(config: TrainConfig) -> dict[str, Any]:
-    """A run as nested JSON values, without credentials; its model's registered name is under `model.name`. ``initial_weights`` is
-    among them where a run has some.
+    """A run as nested JSON values, without credentials. `model.name` is the registered name of its model. ``initial_weights`` is
+    there only if the run has some.
     """
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     values["model"] = config.model.to_json()
@@ -246,7 +246,7 @@ def to_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def public(place: str) -> str:
-    """A place without credentials; a folder's name is its own."""
+    """A place without credentials; a local folder stays as it is."""
     return without_credentials(place) if is_uri(place) else place
 
 
@@ -263,7 +263,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
     old = flatten(before)
     new = flatten(to_json(config))
     for key in sorted(old.keys() | new.keys()):
-        ranks = key == "checkpoint.best_by"  # values of two metrics do not compare
+        ranks = key == "checkpoint.best_by"  # checkpoints ranked by two metrics cannot be compared
         if old.get(key) == new.get(key) or (may_change(key, config.allow_change) and not ranks):
             continue
         remedy = "choose another --run" if ranks else f"choose another --run, or add --allow-change {key}"

@@ -11,8 +11,8 @@
     embedded/_embeddings.json      what they were made of; written last: without it the folder is not finished
 
 A token's embedding is the last hidden state after the token was read, as the output layer reads it (`losses.hidden_states`). A part
-has its name when it is whole, and knows what it was made of: the same command again makes those that are missing. Memory is that of
-one segment of all lanes, however long a document is.
+gets its name when it is complete, and its schema holds a fingerprint of its inputs. The same command again makes the missing parts.
+Memory is that of one segment of all lanes, however long a document is.
 
 Letters: B lanes · T tokens of a segment · K blocks · n tokens, m rows of one document · D width.
 """
@@ -44,7 +44,7 @@ from recur_models import RecurrentModel
 from recur_models.losses import hidden_states
 
 PART_TOKENS = 1 << 19
-"""A part is closed when its documents have so many tokens: what a killed command may have to read again."""
+"""Tokens of documents at which a part is closed. A killed command may have to read as many again."""
 MADE_OF = b"throughline"
 """Key of the fingerprint in a part's schema."""
 PART = re.compile(r"part-\d{5}\.arrow")
@@ -52,22 +52,22 @@ PART = re.compile(r"part-\d{5}\.arrow")
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Documents as a model reads them, for `read_batch`: begin-of-document is a token of theirs, the first."""
+    """Documents as a model reads them, for `read_batch`: their first token is begin-of-document."""
 
     ids: Sequence[str]
     lengths: np.ndarray
     """int64 [documents]. Tokens of each, without begin-of-document."""
     numbers: np.ndarray
-    """int64 [documents]. The number of each for ``read``."""
+    """int64 [documents]. The number by which ``read`` knows each document."""
     read: Callable[[int, int, int], np.ndarray]
     """Tokens start to stop (not included) of a document."""
     bod_id: int
     before: int
-    """Tokens before a document's own: 1, begin-of-document; 0 of a labelled store, whose models read none."""
+    """Tokens before a document's own: 1 (begin-of-document), or 0 for a labelled store, whose models read none."""
     fingerprint: str
     """Fingerprint of the split or the text that they are from."""
     labelled: bool = True
-    """Inputs are the tokens themselves, not those before them."""
+    """Whether inputs are the tokens themselves, and not those before them."""
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         own = self.read(int(self.numbers[document]), max(start - self.before, 0), stop - self.before)
@@ -77,7 +77,7 @@ class Texts:
         return np.zeros(stop - start, dtype=np.int64)
 
     def part(self, run: range) -> Texts:
-        """Some of them."""
+        """The documents of a range of indices."""
         some = slice(run.start, run.stop)
         return replace(self, ids=self.ids[some], lengths=self.lengths[some], numbers=self.numbers[some])
 
@@ -92,7 +92,7 @@ class Texts:
 
 
 def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
-    """A split's documents; those of these ids where there are any. Raises UserError where it has not one, or no token of it."""
+    """A split's documents; with ``ids``, those alone. Raises UserError for an unknown id, and where documents have no tokens."""
     names = store.documents.texts("id")
     numbers = {name: i for i, name in enumerate(names) if store.lengths[i]}
     odd = [name for name in ids if name not in numbers]
@@ -119,14 +119,14 @@ def texts_of_ids(name: str, ids_n: np.ndarray, bod_id: int, labels: bool) -> Tex
 
 @torch.no_grad()
 def width_of(model: RecurrentModel) -> int:
-    """D of the hidden states, which need not be that of the embeddings of the inputs."""
+    """Width D of the hidden states. It may differ from the width of the input embeddings."""
     block_1W = torch.zeros(1, model.block, dtype=torch.int64, device=model.embedding.weight.device)
     return hidden_states(model, block_1W)[0].shape[-1]
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """The embeddings made of texts' hidden states, in a folder. Neither lanes nor segments change a value."""
+    """A folder of embeddings, made from the hidden states of texts. Neither lanes nor segments change a value."""
 
     output: Place
     texts: Texts
@@ -134,7 +134,7 @@ class Embeddings:
     model: str
     """Digest of the weights."""
     every: int
-    """Tokens that have one row, their mean."""
+    """Tokens per row, which holds their mean."""
     dtype: Literal["float32", "float16"]
 
     @cached_property
@@ -161,9 +161,9 @@ class Embeddings:
         return [(f"part-{index:05d}.arrow", self.texts.part(run)) for index, run in enumerate(runs)]
 
     def missing(self) -> list[tuple[str, Texts]]:
-        """The parts that are to be made. Removes what a killed command was writing.
+        """The parts that have yet to be made. Removes files that a killed command left unfinished.
 
-        Raises UserError where the folder holds anything else, or parts that were made of something else.
+        Raises UserError where the folder holds other files, or parts with another fingerprint.
         """
         there = set[str]()
         staged = []
@@ -195,7 +195,7 @@ class Embeddings:
 
     @contextmanager
     def sink(self, shard: Any, _: object) -> Iterator[Callable[[Any], None]]:
-        """A sink for `training.reading` that writes a record batch for each step; the file has its name when it is whole."""
+        """A sink for `training.reading` that writes a record batch for each step; the file gets its name when it is complete."""
         means = Means(self.every, shard.store.lengths)
         with (self.output / shard.name).writing() as stream, pa.ipc.new_file(stream, self.schema) as file:
             yield lambda segment: file.write_batch(self._batch(shard.store, means, segment))
@@ -215,7 +215,7 @@ class Embeddings:
         return pa.record_batch(columns, schema=self.schema)
 
     def finish(self) -> int:
-        """Write that all parts are there. Returns the number of their rows."""
+        """Record that all parts are complete. Returns the number of their rows."""
         rows = int(np.sum(-(-self.texts.lengths // self.every)))
         about = {"fingerprint": self.fingerprint, "model": self.model, "text": self.texts.fingerprint}
         about |= {"every": self.every, "documents": len(self.texts.ids), "tokens": int(self.texts.lengths.sum())}
@@ -225,16 +225,16 @@ class Embeddings:
 
 
 class Means:
-    """Means over every so many tokens of a document, of hidden states that come in pieces."""
+    """Means of hidden states over each ``every`` tokens of a document. The hidden states come in pieces."""
 
     def __init__(self, every: int, lengths: np.ndarray) -> None:
-        """``lengths``: tokens of each document, after which its last group is over."""
+        """``lengths``: tokens of each document, at which its last group ends."""
         self._every = every
         self._lengths = lengths
         self._begun: dict[int, tuple[Any, int]] = {}
 
     def of(self, document: int, offset: int, hidden_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets [m] and means [m, D] of the groups that are whole with this piece, which begins where the last one ended."""
+        """Offsets [m] and means [m, D] of the groups that this piece completes. It begins where the document's last piece ended."""
         end = offset + len(hidden_nD)
         bounds = np.unique([offset, *range(-(-offset // self._every) * self._every, end, self._every), end])
         if len(bounds) < 2:  # begin-of-document alone

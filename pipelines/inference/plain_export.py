@@ -32,7 +32,7 @@ NOTES = """
 
 
 def check_has_plain_form(config: ModelConfig, place: object) -> PretrainedConfig:
-    """The config. Raises UserError for a model that transformers itself has not."""
+    """The config, if transformers has a class of its own for the model. Else raises UserError."""
     if not isinstance(config, PretrainedConfig) or config.has_recurrence:
         raise UserError(
             f"{place} is a {config.name}, which no model of transformers' own computes: leave out --format transformers (gpt2, "
@@ -53,7 +53,7 @@ def plain(wrapped: ThroughlineForCausalLM, config: PretrainedConfig) -> Any:
     theirs.begin_of_document_id = wrapped.config.begin_of_document_id  # which ends no text (pretrained_weights.py)
     for name in values.keys() - theirs.to_dict().keys():  # older readers know a value by an older name
         setattr(theirs, name, values[name])
-    with torch.device("meta"):  # it takes all weights
+    with torch.device("meta"):  # all weights are assigned below
         model = kind(theirs)
     weights = theirs_of(family, wrapped.model.state_dict())
     tied = model.state_dict().keys() - weights.keys()

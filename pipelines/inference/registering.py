@@ -5,8 +5,8 @@
 
     mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
 
-The weights alone are copied, of one checkpoint, when the run is over; `--tracking.models metrics` copies none. A checkpoint that
-cannot be exported costs a warning: what was trained is trained.
+Only the weights of one checkpoint are copied, when the run is over; `--tracking.models metrics` copies none. A checkpoint that
+cannot be exported causes a warning and no error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
 
 @as_a_warning(UNREGISTERED, SafetensorError)
 def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> None:
-    """The checkpoint that a sweep's best.json names. `registered.json` notes that this is done."""
+    """Register the checkpoint that a sweep's best.json names. The file `registered.json` records that this is done."""
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
@@ -64,7 +64,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> Non
             _register(trial.open_checkpoint(name), tracker, exported, folder.name, folder)
     finally:
         tracker.finish()
-    if tracker.run_id and not exported.exists():  # it was sent
+    if tracker.run_id and not exported.exists():  # uploaded, and then removed
         write_atomically(done, json.dumps(wanted).encode())
         sweep.publish(done.name)
 

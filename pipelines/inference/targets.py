@@ -91,13 +91,13 @@ class TargetsConfig:
 
     @property
     def chosen(self) -> str:
-        """In a report's name: which checkpoint is read, if not the newest, and in which precision, if not float32."""
+        """Part of a report's name: the checkpoint, if not the newest, and the precision, if not float32."""
         checkpoint = "" if self.checkpoint == "newest" else f"-{self.checkpoint}"
         return checkpoint if self.precision == "float32" else f"{checkpoint}-{self.precision}"
 
     @property
     def cleared(self) -> str:
-        """In a name: where State is cleared, if not at each segment's start."""
+        """Part of a name: where State is cleared, if not at each segment's start."""
         at = f"-cleared-at-{self.clear_at}" if self.clear_at else ""
         return f"-cleared-every-{self.clear_every}" if self.clear_every else at
 
@@ -109,27 +109,27 @@ class EvaluationTarget:
     name: str
     checkpoint: Snapshot
     run: RunFolder | None
-    """None for a lone copy of a checkpoint, and for an exported folder."""
+    """The checkpoint's run; None for a lone copy of a checkpoint, and for an exported folder."""
     mark: str
-    """In a report's name: the checkpoint that was named, or a checksum of weights that belong to no run."""
+    """Part of a report's name: the checkpoint, if one was named, or a checksum of weights that belong to no run."""
     store: SegmentStore
     """The split to score."""
     train: SegmentStore | None
     """The training split beside it, where there is one."""
     model: ModelConfig
-    """The run's, or what was asked for in the place of its windows."""
+    """Config of the run's model, with the windows that were asked for, if any."""
     changed: Mapping[str, int | str]
-    """The options that differ from the run's; and the precision, if it is not float32."""
+    """Windows and overlaps that differ from the run's, and the precision, if it is not float32."""
     differences: tuple[str, ...]
-    """In names: the text if it is not of the store of the training, and the length of segments if it is another."""
+    """Parts of names: the text, if its store or corpus is not that of the training, and the segment length, if it is another."""
     precision: Dtype
     lanes: int
     segment_length: int
-    """As asked for, or as many blocks as in training."""
+    """Tokens of a segment: as asked for, or as many blocks as in training."""
 
 
 def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
-    """Raises ValueError where a checkpoint or a split is missing, or they do not fit."""
+    """Find the checkpoints to score and their splits. Raises ValueError where one is missing, or they do not fit."""
     checkpoints = [find_model(path, best=config.checkpoint == "best") for path in config.runs]
     asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
     allow = "" if config.allow_other_windows else "--allow-other-windows"
@@ -180,19 +180,19 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
 
 
 def mark_of(path: str, checkpoint: Snapshot, run: RunFolder | None) -> str:
-    """As `EvaluationTarget` has it; empty where the run is named, and not one of its checkpoints."""
+    """The ``mark`` of an `EvaluationTarget`; empty if a run is named and not one of its checkpoints."""
     return checkpoint.digest[:8] if run is None else find_run(path)[1]
 
 
 def text_mark(manifest: Manifest) -> str:
-    """In a name: a corpus, and which preparation of it."""
+    """Part of a name: a corpus, and the beginning of its fingerprint."""
     return f"{re.sub(NO_NAME, '-', manifest.corpus)}_{manifest.fingerprint[:8]}"
 
 
 def differences_of(
     checkpoint: Snapshot, store: SegmentStore, train: SegmentStore | None, config: TargetsConfig
 ) -> tuple[str, ...]:
-    """As `EvaluationTarget` has them. Without a training split, a store that was named is taken for another one."""
+    """The ``differences`` of an `EvaluationTarget`. Without a training split, a store that was named counts as another one."""
     trained = checkpoint.meta["config"]["data"]
     manifest = store.manifest
     parts = []
@@ -208,7 +208,7 @@ def differences_of(
 
 
 def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str:
-    """The end of a report's name, so that no other reading's report is replaced."""
+    """The end of a report's name. It differs between readings, so that none replaces another's report."""
     marks = [target.mark for target in targets if target.mark]
     parts = dict.fromkeys(chain(marks, *(target.differences for target in targets)))
     return config.chosen + "".join(f"-{part}" for part in parts)
@@ -241,8 +241,8 @@ def run_of(path: str) -> RunFolder | None:
 
 
 def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Place:
-    """Where the report goes: where it was asked for, or to a folder of this name, and of the split where that is another than test,
-    beside the run.
+    """The place of the report: ``asked`` if given, else a folder of this name in `reports` beside the run. The split is appended to
+    the name if it is not test.
 
     Raises UserError, before anything is scored, where it cannot be written.
     """
@@ -256,8 +256,8 @@ def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Plac
 
 
 def first_writable(places: Sequence[Place]) -> Place:
-    """The first of the folders that a report can be written to. Raises UserError where it can be to none, and where that is the
-    folder of a run, whose metrics.jsonl a report would begin anew.
+    """The first of the folders to which a report can be written. Raises UserError if there is none, or if it belongs to a run, a
+    model or a sweep, whose files a report would spoil.
     """
     found = next((place for place in places if writable(place) and not place.is_file()), None)
     if found is None:
@@ -280,7 +280,7 @@ def writable(file: Path | Place) -> bool:
 
 
 def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:
-    """Where to track: as ``asked``, else where a run is tracked whose config has ``trained`` under tracking."""
+    """Where to track: as ``asked``, else as a run, whose config has ``trained`` under tracking."""
     where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
     return replace(asked, **where, experiment=asked.experiment or trained["experiment"])
 

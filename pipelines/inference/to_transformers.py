@@ -107,7 +107,7 @@ LABELS = {
     "use": """inputs = tokenizer("SYMBOLS", return_tensors="pt")
 print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))""",
 }
-"""The parts of a card that differ: for a model that continues texts, one with a chat template, and one that predicts labels."""
+"""WRITES, CHATS and LABELS: the text of README.md for a model that continues texts, has a chat template, or predicts labels."""
 
 
 def card_of(checkpoint: Snapshot, model: RecurrentModel, tokenizer: Tokenizer, decoder: PretrainedConfig | None) -> str:
@@ -186,7 +186,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
 
 
 def given_away(checkpoint: Snapshot) -> dict[str, Any]:
-    """The model's JSON, as the run has it, without the files of this machine that it names."""
+    """The model's config as JSON, with empty paths in place of files of this machine."""
     return {**checkpoint.meta["config"]["model"], **dict.fromkeys(config_of(checkpoint).path_fields, "")}
 
 
@@ -204,7 +204,7 @@ def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """What AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
+    """Write the files that AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
     kind = tokenizer.details()["kind"]
     options: dict[str, Any] = {"padding_side": "left"}
     chat = chat_of(tokenizer)
@@ -233,7 +233,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         exported = PreTrainedTokenizerFast(
             tokenizer_object=fast,
             clean_up_tokenization_spaces=False,
-            # Their names in a text are ordinary text, as in the corpus; but a chat template puts them into its text.
+            # Names of special tokens in a text are ordinary text, as in the corpus. But a chat template writes them.
             split_special_tokens=chat is None,
             chat_template=chat.template if chat else None,
             **special_tokens(fast.id_to_token(bod_id(tokenizer)) or BEGIN_OF_DOCUMENT, chat),
@@ -243,8 +243,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def special_tokens(begin: str, chat: Chat | None) -> dict[str, Any]:
-    """transformers' names for special tokens. Begin-of-document plays each part that a chat template's tokenizer leaves to it; but
-    a template must not find it as bos_token."""
+    """transformers' names for special tokens. Begin-of-document takes each role that a chat template's tokenizer leaves open, but
+    not bos_token, which a template must not find."""
     if chat is None:
         return dict.fromkeys(PARTS, begin)
     return {"eos_token": begin, "pad_token": begin, **chat.special_tokens, "extra_special_tokens": [begin]}
@@ -314,7 +314,7 @@ def without(text: str, names: Iterable[str]) -> str:
 def check_model(folder: Path, model: RecurrentModel) -> None:
     """Raise ValueError unless the exported model has the same weights, and gives the same logits over two blocks.
 
-    To rounding: where a weight lies in memory decides which kernel reads it.
+    Logits may differ by rounding: where a weight lies in memory decides which kernel reads it.
     """
     exported: Any = AutoModelForCausalLM.from_pretrained(folder)
     ours = model.state_dict()

@@ -54,7 +54,7 @@ class ExportedTokenizer:
         self.labels = not tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of a text in which the names of special tokens are ordinary text. Raises TokenizerError for one that has none."""
+        """Ids of a text. Names of special tokens in it are ordinary text. Raises TokenizerError for a text that has no ids."""
         with encoding_errors(str(self.folder)):
             ids = self.transformers(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return np.asarray(ids, dtype=np.int64)
@@ -71,11 +71,11 @@ class Trained:
     model: RecurrentModel
     tokenizer: TextTokenizer
     bod_id: int
-    """The token before a text's first one."""
+    """Id of the begin-of-document token, which precedes a text."""
     labels: bool = False
-    """Whether it predicts labels of symbols, before whose first none stands, and no text."""
+    """Whether the model predicts labels of symbols and no text. Its inputs have no begin-of-document."""
     checkpoint: Snapshot | None = None
-    """Where it was loaded from."""
+    """The checkpoint or exported folder that the model was loaded from."""
     eos_ids: Sequence[int] = ()
     """Ids that end a text."""
 
@@ -109,7 +109,7 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
             exported = ExportedTokenizer(checkpoint.folder, begin)
         except UserError:
             raise
-        except Exception as error:  # transformers' and its libraries', of a folder that is not whole
+        except Exception as error:  # transformers raises many kinds for an incomplete folder
             raise CheckpointError(
                 f"the tokenizer in {checkpoint.folder} cannot be read ({first_cause(error)}): export the checkpoint again"
             ) from None
@@ -129,8 +129,8 @@ def find_model(path: str | Path, best: bool = False) -> Checkpoint | Exported:
 
 
 def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
-    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder. ``best``: of those that
-    were validated at their own step, the best, where there is one.
+    """The checkpoint at this path or URI: a checkpoint's folder, or the newest good one of a run's folder. ``best``: the run's best
+    checkpoint of those validated at their own step, if there is one.
     """
     check_is_no_adapter(path)
     kind = model_type(path)
@@ -162,8 +162,8 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
 
 
 def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyType({}), allow: str = "") -> ModelConfig:
-    """The model's config; with ``windows``, other values of the fields that say how a text is read. ``allow``: an option to name
-    where the weights are trained for the value that they have; empty where any will do.
+    """The model's config. ``windows``: other values of the fields that control how a text is read. ``allow``: the option that
+    allows values for which the weights are not trained; empty if any value will do.
 
     Raises UserError for a model that this version does not know, and for a field or a value that it cannot take.
     """
@@ -186,7 +186,7 @@ def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyTyp
 
 
 def model_of(checkpoint: Snapshot, config: ModelConfig | None = None) -> RecurrentModel:
-    """The model that was saved, in evaluation mode; ``config``: read in another way. Raises UserError as `config_of` does."""
+    """The saved model in evaluation mode. ``config``: another one for its weights. Raises UserError as `config_of` does."""
     config = config or config_of(checkpoint)
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
@@ -194,7 +194,7 @@ def model_of(checkpoint: Snapshot, config: ModelConfig | None = None) -> Recurre
 def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[str, str]:
     """The store and the corpus in it: as given, or as the checkpoint's run had them.
 
-    Raises UserError where neither says it, as of an exported folder, which names no place of a machine.
+    Raises UserError where neither names it. An exported folder, for example, names no place of a machine.
     """
     data = checkpoint.meta["config"]["data"]
     found = store or data["store"]
@@ -207,8 +207,8 @@ def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[s
 
 
 def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = "", override: str = "") -> SegmentStore:
-    """A split of the store and corpus that `place_of` finds. Raises UserError where it is not there, has other tokens than the
-    model, or is not the store of its training and there is an ``override`` to name.
+    """A split of the store and corpus that `place_of` finds. Raises UserError where it is missing or has other tokens than the
+    model. With an ``override``, also where it is not the store of the training (`check_fits`).
     """
     place, corpus = place_of(checkpoint, store, corpus)
     opened = SegmentStore.open(place, corpus, split, cache=checkpoint.meta["config"]["data"]["cache"])
@@ -224,8 +224,8 @@ def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
 
 
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:
-    """The tokenizer of the store that the run was trained on, which may have moved to ``store`` since; or of another corpus that
-    was prepared with the same."""
+    """The run's tokenizer, from the store that it was trained on. ``store``: where that store is now. ``corpus``: another corpus
+    that was prepared with the same tokenizer."""
     place, corpus = place_of(checkpoint, store, corpus)
     folder = Place.parse(place) / corpus / "tokenizer"
     if not folder.parent.is_dir():

@@ -25,11 +25,11 @@ def write(
     choose: Callable[[Tensor], Tensor],
     eos_ids: Collection[int] = (),
 ) -> Iterator[int]:
-    """Ids behind a reading whose last logits these are, one by one, up to one of ``eos_ids``, which is the last; ``choose``: one of
-    the logits [V]."""
+    """Up to ``count`` ids that continue a reading, given its last logits. An id of ``eos_ids`` is the last one. ``choose``: from
+    logits [V] to an id."""
     for left in range(count, 0, -1):
         logits_V = logits_BTV[0, -1].float()
-        logits_V[bod_id] = -torch.inf  # no document has it inside
+        logits_V[bod_id] = -torch.inf  # begin-of-document never occurs inside a document
         token = choose(logits_V)
         yield int(token)
         if int(token) in eos_ids:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from data_prep.tokenizers import Tokenizer, TokenizerError
 
 BYTES = 4
-"""Bytes of a character, at most, and so the tokens that may share one."""
+"""Most bytes of a character, and so the most tokens that may share one."""
 
 
 def writing_of(tokenizer: Tokenizer) -> Callable[[Sequence[int]], str]:
-    """The text that some ids add to what stands before them: a first blank is kept, which `decode` may leave out."""
+    """A function for the text that ids add to the text before them. It keeps a first blank, which `decode` may leave out."""
     try:
         anchor = tokenizer.encode("a").tolist()
     except TokenizerError:

@@ -34,7 +34,7 @@ from pipelines.tracking.metrics import METRICS, Metric, about, further
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs, the metric that is compared, and what a reader must know of it."""
+    """Runs, the metric that is compared, and notes for the reader."""
 
     runs: tuple[FinishedRun, ...]
     metric: str
@@ -42,7 +42,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
-    """Choose the metric that all of them have and that means the same for all. Raises ValueError when there is none."""
+    """Choose a metric that all runs have and that means the same for all. Raises ValueError when there is none."""
     names = [run.name for run in runs]
     runs = [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)
@@ -85,7 +85,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
 
 
 def metrics_of(comparison: Comparison) -> list[Metric]:
-    """Whose best and last values stand in the table."""
+    """The metrics whose best and last values are in the table."""
 
     def known(*names: str) -> list[Metric]:
         return [METRICS[name] for name in names if any(run.curve(name) for run in comparison.runs)]
@@ -146,7 +146,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def seeds_of(comparison: Comparison) -> Table | None:
-    """Means over seeds, where there are several of one thing."""
+    """Table of means over seeds; None if no runs differ in the seed alone."""
     columns = {f"best_{metric.column}": (f"best {metric.unit}", metric.form) for metric in metrics_of(comparison)}
     found = over_seeds(comparison.runs, rows(comparison), list(columns))
     return seeds_table(found, columns) if found else None
@@ -156,16 +156,16 @@ class Curve(NamedTuple):
     """A curve to draw."""
 
     run: FinishedRun
-    """The first one of several seeds."""
+    """The run, or the first one of several seeds."""
     tokens_P: np.ndarray
     seconds_P: np.ndarray
-    """Their mean over the seeds."""
+    """Wall time in seconds, mean over the seeds."""
     values_SP: np.ndarray
-    """A row for each seed."""
+    """The metric's values, a row for each seed."""
 
 
 def curves_of(comparison: Comparison, metric: str) -> dict[str, Curve]:
-    """By name, of the runs that have the metric. Several seeds of one thing are one curve where they have the same points."""
+    """Curves by name, of the runs that have the metric. Runs that differ in the seed alone are one curve if their steps agree."""
     made = dict[str, Curve]()
     for name, places in grouped(comparison.runs).items():
         runs = [comparison.runs[place] for place in places]
@@ -181,8 +181,8 @@ def _curve(seeds: list[FinishedRun], metric: str) -> Curve:
 
 
 def plot_comparison(comparison: Comparison, path: Path) -> Path:
-    """The metric over tokens, over FLOPs and over wall time; the best point of each run is filled. Over tokens also bits per token
-    with recurrent states cleared, dashed: the gap is what they are worth.
+    """Plot the metric over tokens, FLOPs and wall time; the best point of each run is filled. The first panel also has bits per
+    token with recurrent states cleared (dashed): the gap is the worth of the states.
     """
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
@@ -238,12 +238,12 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
 
 
 PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
-"""Pictures of `write_comparison`, of which some are not made of all runs."""
+"""All pictures of `write_comparison`. Some of them are not made for every set of runs."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """comparison.csv, comparison.png, frontier.png where a token does not cost all of them the same, and cumulative.png where
-    all of them have been evaluated on one text."""
+    """Write comparison.csv and comparison.png; frontier.png if a token does not cost all runs the same; cumulative.png if all were
+    evaluated on one text. Returns their paths."""
     what, spots = spots_of(comparison)
     found = [kept_evaluation(run.folder, run.config_hash, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]

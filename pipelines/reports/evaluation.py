@@ -61,8 +61,8 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
-    """The rows for a terminal; of evaluations on the same split, the best values are bold: by token, where their tokens are the
-    same.
+    """The rows for a terminal. If all evaluations are on one split, the best values are bold; those per token only if the tokens
+    are the same.
     """
     splits = {e.split for e in evaluations}
     rows = evaluation_rows(evaluations, unigram)
@@ -114,7 +114,7 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
 
 
 def _differ(row: dict[str, Any]) -> bool:
-    """Whether its characters are known, and tell more than its bytes."""
+    """Whether bits per character are known, and differ in print from bits per byte."""
     bits = row["bits_per_byte"]
     other = row["bits_per_character"]
     return None not in (bits, other) and f"{bits:.4f}" != f"{other:.4f}"
@@ -132,19 +132,19 @@ SEEDS: dict[str, tuple[str, Form]] = {
 
 
 def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
-    """Means over seeds, where there are several of one thing on one split."""
+    """Table of means over seeds; None if no evaluations differ in the seed alone, or there are several splits."""
     rows = over_seeds(evaluations, evaluation_rows(evaluations), list(SEEDS))
     return seeds_table(rows, SEEDS) if rows and len({e.split for e in evaluations}) == 1 else None
 
 
 PICTURES = ("cumulative.png", "errors.png", "worth.png", "frontier.png")
-"""Pictures of `write_report`, of which some are not made of all evaluations."""
+"""All pictures of `write_report`. Some of them are not made for every set of evaluations."""
 
 
 def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
-    """Write report.json (every metric, by position too), table.csv, cumulative.png of one text's tokens, worth.png where something
-    stands beside the best, of labelled splits errors.png, and where they cost differently frontier.png, each atomically. Returns
-    their paths.
+    """Write report.json (every metric, by position too) and table.csv, and the pictures that apply. These are cumulative.png for
+    one text, worth.png if there is something to compare, errors.png for labelled splits, and frontier.png if costs differ. Each is
+    written atomically. Returns their paths.
     """
     rows = evaluation_rows(evaluations, unigram)
     seeds = over_seeds(evaluations, rows, list(SEEDS))
@@ -165,7 +165,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
 
 
 def read_report(folder: Path) -> list[Evaluation]:
-    """The arguments of `write_report`. Raises OSError, ValueError, KeyError or TypeError where there is no such report."""
+    """The evaluations of a report. Raises OSError, ValueError, KeyError or TypeError where `write_report` wrote none."""
     read = []
     for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
         passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}
@@ -174,20 +174,20 @@ def read_report(folder: Path) -> list[Evaluation]:
 
 
 def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation | None:
-    """The newest of the test split that a report beside a run has of it, over its training's windows; None where there is none.
+    """The newest evaluation of a run on the test split, over its training's windows, in a report beside it; None without one.
 
     Args:
-        config_hash, seed: of the training, as its config has them: another may have had the run's name.
+        config_hash, seed: those of the training's config, since another run may have had the same name.
     """
     reports = [
         path
         for path in run.parent.glob("reports/*/report.json")
-        if run.name in path.parent.name or re.search("-[0-9a-f]{16}$", path.parent.name)  # of many names, cut short
+        if run.name in path.parent.name or re.search("-[0-9a-f]{16}$", path.parent.name)  # many names, cut short
     ]
     for path in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # cut short, or of another version
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged report, or one of another version
             for found in read_report(path.parent):
-                name = found.name.rpartition("/")[2]  # of sweep/trials/003 the folder is 003
+                name = found.name.rpartition("/")[2]  # the folder of sweep/trials/003 is 003
                 of_it = (name, found.config_hash, found.seed) == (run.name, config_hash, seed)
                 if of_it and found.split.endswith("/test"):
                     return found

@@ -27,22 +27,22 @@ PASSES = (
     ("cleared_states", "recurrent states cleared", "--"),
     ("cleared_all", "all State cleared", ":"),
 )
-"""The passes of an Evaluation by their fields: names and lines."""
+"""The passes of an Evaluation: field, label and line style."""
 
 
 def is_labelled(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether any of them is of a labelled split: then there are errors, and metrics by word or byte of none of these."""
+    """Whether any evaluation is of a labelled split. Such a split has errors, and no metrics by word or byte."""
     return any(e.carried.errors is not None for e in evaluations)
 
 
 def of_one_text(evaluations: Sequence[Evaluation]) -> bool:
-    """Whether their tokens are the same, so that metrics by token can be set beside each other."""
+    """Whether all evaluations have the same tokens, so that metrics by token can be compared."""
     return len({e.store_fingerprint for e in evaluations}) == 1
 
 
 def by_position(score: Score) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ends of the buckets in tokens [P], bits per token averaged over all tokens up to there [P], and the documents that have
-    tokens in the bucket [P] (of its tokens, the mean). In a labelled split labels alone count: NaN before the first of them.
+    """Ends of the position buckets in tokens [P], mean bits per token up to there [P], and the number of documents in the bucket
+    [P], averaged over its positions. In a labelled split labels alone count: NaN before the first of them.
     """
     tokens = np.asarray(score.bucket_tokens, dtype=np.float64)
     nats = np.cumsum(score.bucket_nats)
@@ -92,15 +92,15 @@ class Worth(NamedTuple):
 
     best: str
     bits: float
-    """Per token, that it needs."""
+    """Bits per token that the best one needs."""
     ends_P: np.ndarray
     """Positions in the document, in tokens."""
     lines: list[tuple[str, str, str, np.ndarray]]
-    """Model, the pass, the line's style, and the percent more that each seed needs up to there [seeds, P]."""
+    """Model, pass, line style, and how many percent more bits each seed needs up to each position [seeds, P]."""
 
 
 def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
-    """A seed's cleared pass is set against its own carried one, other models against the mean of the best one's seeds."""
+    """Compare each seed's cleared pass with its own carried one, and other models with the mean over the best model's seeds."""
     curves = {name: [evaluations[place] for place in places] for name, places in grouped(evaluations).items()}
     best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
     ends_P = by_position(curves[best][0].carried)[0]
@@ -120,9 +120,9 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
 
 
 def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
-    """Draw the worth of State: cumulative bits per token, in percent more than those of the model that needs the fewest; lines and
-    bands as in `plot_cumulative`, on whose scale a few percent are not to be seen. Returns its file, and none where nothing
-    stands beside the best.
+    """Draw the worth of State: cumulative bits per token, in percent above the model that needs the fewest. Lines and bands are as
+    in `plot_cumulative`, on whose scale a few percent cannot be seen. Returns its file, and none if there is nothing to compare
+    with the best.
     """
     if not of_one_text(evaluations) or is_labelled(evaluations):
         return []
@@ -161,7 +161,7 @@ def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
 
 
 def _passes_of(evaluations: Sequence[Evaluation]) -> Iterator[tuple[str, Any, list[Score]]]:
-    """The passes that some of them have: name, line, and the Scores of these."""
+    """Label, line style and Scores of each pass that at least one evaluation has."""
     for field, what, style in PASSES:
         scores = [getattr(evaluation, field) for evaluation in evaluations]
         known = [score for score in scores if score is not None]
@@ -170,7 +170,7 @@ def _passes_of(evaluations: Sequence[Evaluation]) -> Iterator[tuple[str, Any, li
 
 
 def _label_positions(axes: Axes) -> None:
-    """The axis of positions, which all the figures have."""
+    """Set up the axis of positions, which all the figures have."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document (tokens)")
@@ -180,8 +180,8 @@ def _label_positions(axes: Axes) -> None:
 def _curves(
     axes: Axes, evaluations: Sequence[Evaluation], curve: Callable[[Score], tuple[np.ndarray, np.ndarray]]
 ) -> list[Line2D]:
-    """Draw the curve of each Score against position; of several seeds of one thing their mean, with a band of their standard
-    deviation. The legend's handles."""
+    """Draw the curve of each Score against position; for several seeds of one model their mean, with a band of their standard
+    deviation. Returns the legend's handles."""
     handles = []
     used = {}
     curves = grouped(evaluations)

@@ -1,4 +1,4 @@
-"""An evaluation's findings in sentences: the worth of recurrent states, and the model that is ahead. A difference within chance is
+"""An evaluation's findings in sentences: the worth of recurrent states, and the leading model. A difference within chance counts as
 none.
 
     remark_on(evaluation.carried, evaluation.cleared_states, unigram=4.1)
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from pipelines.tracking.score import Evaluation, Score
 
 NEXT_TO_NOTHING = 0.0005
-"""Share of all bits below which State is hardly worth anything, though it is by more than chance: it prints as 0.0 %."""
+"""Share of all bits below which State counts as worth next to nothing, even beyond chance: it prints as 0.0 %."""
 
 
 def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> str:
-    """Notes on the metrics: whether a model's recurrent states are worth anything yet. A model that is no better than ``unigram``
-    (bits per byte), where this is known, has learned too little to say so.
+    """A sentence on whether a model's recurrent states are worth anything yet. ``unigram`` (bits per byte), if known: a model that
+    is no better has learned too little to judge this.
     """
     unit = "byte" if carried.errors is None else "label"
     per = carried.bytes if carried.errors is None else carried.tokens
-    bits = carried.tokens / math.log(2) / per if per else math.nan  # for a nat per token
+    bits = carried.tokens / math.log(2) / per if per else math.nan  # bits per unit for one nat per token
     worth = (cleared.nats - carried.nats) / carried.tokens * bits
     share = cleared.nats / carried.nats - 1 if carried.nats else math.inf
     amount = f"{digits(abs(worth))} bits per {unit}" + (f" ({abs(share):.1%})" if carried.nats else "")
@@ -52,13 +52,13 @@ def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> s
 
 
 def digits(bits: float) -> str:
-    """Four decimals, or the one that is no 0."""
+    """Bits with four decimals; a smaller number to its first digit that is not 0."""
     return f"{bits:.4f}" if bits >= 5e-5 or not bits > 1e-12 else f"{bits:.{-math.floor(math.log10(bits))}f}"
 
 
 def leads(evaluations: Sequence[Evaluation]) -> list[str]:
-    """By how much the best is ahead of each of the others, of what was read by all: in errors where that has labels. Where it is no
-    further ahead than chance, they are level.
+    """A sentence for each other model on the best one's split: the lead of the best, in errors if all splits are labelled, else in
+    bits per byte. A lead within chance is reported as level.
     """
     labelled = all(e.carried.errors is not None for e in evaluations)
 

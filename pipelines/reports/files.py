@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure  # a second to import
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-"""Okabe and Ito's, which colour-blind readers tell apart."""
+"""The colours of Okabe and Ito, which colour-blind readers can distinguish."""
 
 
 def save(path: Path, data: bytes) -> Path:
-    """Its folder is made where there is none."""
+    """Write a file atomically. Its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return path
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """The columns are the keys of the first row."""
+    """Write rows as CSV. The columns are the keys of the first row."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -34,13 +34,13 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def brief(name: str, letters: int = 44) -> str:
-    """As much of a name as a picture has room for: its beginning and its end."""
+    """A name cut to ``letters`` characters for a picture: its beginning and its end."""
     half = letters // 2
     return name if len(name) <= letters else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def briefly(names: Iterable[str]) -> dict[str, str]:
-    """`brief` of each of several, those whole that would be the same."""
+    """Each name cut by `brief`. Names that would become the same stay whole."""
     cut = {name: brief(name) for name in names}
     return {name: text if list(cut.values()).count(text) == 1 else name for name, text in cut.items()}
 

@@ -50,31 +50,31 @@ class FinishedRun:
     flops_per_token: float | None
     """FLOPs per token in training; None if the vocabulary is not known."""
     tokenizer: str
-    """Its fingerprint; empty where it is not known."""
+    """Fingerprint of the tokenizer; empty where it is not known."""
     text: str
     """Corpus, and how much of its validation split was read."""
     store: str
     """Fingerprint of the train split; empty where it is not known."""
     records: tuple[Record, ...]
-    """By step."""
+    """The run's records, ordered by step."""
     forward_flops_per_token: float | None = None
     """FLOPs per token of the forward pass alone."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """`window` and `overlap` of the model, of those that it has."""
+    """The model's `window` and `overlap`, if it has them."""
     seed: int | None = None
     config_hash: str = ""
-    """The same of runs that differ in the seed alone; empty where their config is not at hand."""
+    """Hash of the config without the seed; empty where the config is not at hand."""
     folder: Path | None = None
-    """On this machine."""
+    """The run's folder, if it is on this machine."""
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """The same of runs that differ in the seed alone, and have come as far; empty where that is not known."""
+        """A key that is equal for runs that differ in the seed alone and have reached the same step; empty if not known."""
         step = max((record.step for record in self.records), default=0)
         return (self.config_hash, self.tokenizer, self.text, self.store, step) if self.config_hash else ()
 
     def curve(self, key: str) -> list[Point]:
-        """The metric's values, in seconds since the run's first record, its pauses left out."""
+        """Points of a metric. Their times are seconds since the run's first record, without its pauses."""
         longest = longest_gap([record.time / 1e3 for record in self.records])
         seconds = {}
         clock = 0.0
@@ -85,14 +85,14 @@ class FinishedRun:
         return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 
     def with_metric(self, key: str) -> list[Record]:
-        """The records that have it, by step; a NaN does not count."""
+        """The records that have the metric, by step; a NaN does not count."""
         return [record for record in self.records if math.isfinite(record.metrics.get(key, math.nan))]
 
 
 def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
-    """The runs of these folders and MLflow ids; of a sweep its best trial, or all that have a metric.
+    """The runs of these folders and MLflow ids. A sweep gives its best trial, or with ``every_trial`` all that have a metric.
 
-    Raises ValueError for what is neither, in a sentence.
+    Raises ValueError, in a sentence, for a name that is neither.
     """
     found: list[FinishedRun] = []
     for name in names:
@@ -127,7 +127,7 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
         config = saved[0].meta["config"]
         model = config["model"]
         data = config["data"]
-    # what depends on them is left open where there is neither a checkpoint nor the store
+    # they stay empty, and dependent values unknown, if there is neither a checkpoint nor the store
     vocab_size = 0
     tokenizer = ""
     store = ""
@@ -182,7 +182,7 @@ def runs_of_mlflow(run_id: str, config: TrackingConfig, root: Path, every_trial:
 
 
 def run_of_mlflow(run: StoredRun) -> FinishedRun:
-    """A run of `pipelines.train` from its parameters and metrics in MLflow. Raises UserError for another one's."""
+    """A run of `pipelines.train` from its parameters and metrics in MLflow. Raises UserError for a run of another program."""
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
@@ -195,7 +195,7 @@ def run_of_mlflow(run: StoredRun) -> FinishedRun:
 
 
 def _value(text: str) -> Any:
-    """A param as it was before it was text."""
+    """The value of a param, which MLflow keeps as text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

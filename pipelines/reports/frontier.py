@@ -22,7 +22,7 @@ from pipelines.tracking.metrics import about
 from pipelines.tracking.score import perplexity
 
 NAMED = 40
-"""With more spots than this none is named."""
+"""Most spots that get labels; with more, none does."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Spot:
     name: str
     model: str
     windows: Mapping[str, int]
-    """`window` and `overlap` of the model, of those that it has."""
+    """The model's `window` and `overlap`, if it has them."""
     flops: float
-    """For one token."""
+    """FLOPs for one token."""
     value: float
 
 
 def perplexity_of(metric: str, value: float) -> tuple[str, float]:
-    """A metric of METRICS as the papers plot it: bits per token as perplexity, any other as it is; in words, and its value."""
+    """Label and value of a metric as the papers plot it: bits per token as perplexity, any other metric as it is."""
     words = about(metric)
     if not metric.endswith("bits_per_token"):
         return words, value
@@ -47,7 +47,7 @@ def perplexity_of(metric: str, value: float) -> tuple[str, float]:
 
 
 def pareto(spots: Sequence[Spot]) -> list[Spot]:
-    """Those that no other beats in FLOPs without being worse, by FLOPs: each has a better value than all that cost less."""
+    """The Pareto frontier, ordered by FLOPs: the spots with a better value than all that cost less."""
     best: list[Spot] = []
     for spot in sorted(spots, key=lambda spot: (spot.flops, spot.value)):
         if not best or spot.value < best[-1].value:
@@ -56,8 +56,8 @@ def pareto(spots: Sequence[Spot]) -> list[Spot]:
 
 
 def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
-    """The metric, named ``what``, over FLOPs per token, named ``of_flops``; and over the window, where there are several. Returns
-    its file, and none where all cost the same: a trial's FLOPs are a quotient, and differ by rounding.
+    """Plot the metric (label ``what``) over FLOPs per token (label ``of_flops``), and over the window if there are several. Returns
+    its file, and none if all cost the same to six digits: a trial's FLOPs are a quotient, and differ by rounding.
     """
     if len({f"{spot.flops:.6g}" for spot in spots}) < 2:
         return []

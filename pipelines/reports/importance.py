@@ -1,4 +1,4 @@
-"""Which of the swept fields matters: how much of the trials' order each explains by itself, against what chance would.
+"""The importance of each swept field: how much of the trials' order it explains by itself, and how much chance would.
 
     shares, trials, tokens = importances(read_sweep(Path("runs/sweep")))
     share, chance = shares["optim.lr"]
@@ -22,9 +22,9 @@ SHUFFLES = 2000
 
 
 def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float, float] | None:
-    """Share of the variance of the trials' ranks that a field alone explains, and the share that 95 of 100 random orders of the
-    trials stay below. A number counts by a parabola in its rank, so that a best value in the middle counts too; anything else by
-    the means of its groups. None where the field does not vary.
+    """Share of the variance of the trials' ranks that a field alone explains, and the 95th percentile of this share over random
+    orders. Numbers are fitted by a parabola in their rank, so that a best value in the middle counts too; other values by the means
+    of their groups. None where the field does not vary.
     """
     texts = [text_of(value) for value in values]
     if len(set(texts)) < 2 or len(values) < 3:
@@ -46,14 +46,14 @@ def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float,
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """0 for the lowest; equals share their mean rank."""
+    """Ranks of values: 0 for the lowest; equal values share their mean rank."""
     order = np.sort(values)
     return (np.searchsorted(order, values, "left") + np.searchsorted(order, values, "right") - 1) / 2
 
 
 def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | None], int, float]:
-    """For each field what it explains and what chance would; of how many trials; and the tokens at which these are compared, which
-    each of them has reached: a trial that was stopped early has no other value that is like the others'.
+    """For each field the share that it explains and the share that chance would. Also the number of trials, and the tokens at which
+    they are compared: about those of the trial that was stopped first, which has no later value.
     """
     trials = [trial for trial in sweep.scored if trial.points]
     if not trials:
@@ -66,7 +66,7 @@ def importances(sweep: SweepResult) -> tuple[dict[str, tuple[float, float] | Non
 
 
 class Scale:
-    """Where a field's values stand on an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
+    """Maps a field's values to an axis from 0 to 1: numbers linearly or by logarithm, anything else evenly spaced."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -79,7 +79,7 @@ class Scale:
         self._high = max(ends)
 
     def __call__(self, value: Any) -> float | None:
-        """None for a number that the trial does not have."""
+        """Position of a value on the axis; None for a number that the trial does not have."""
         if value is None and self.numeric:
             return None
         return 0.5 if self._high == self._low else (self._number(value) - self._low) / (self._high - self._low)
@@ -90,7 +90,7 @@ class Scale:
         return math.log(value) if self.log else value
 
     def beside(self, index: int) -> float | None:
-        """The place of a trial's value, a little beside it where several trials share it, so that no line hides another."""
+        """Position of the value of trial ``index``, shifted a little if several trials share it, so that no line hides another."""
         place = self(self._values[index])
         same = [i for i, value in enumerate(self._values) if text_of(value) == text_of(self._values[index])]
         apart = min(0.008, 0.05 / len(same))

@@ -29,7 +29,7 @@ from pipelines.terminal.tables import counted
 FOLDER = "reports"
 NAME = "index.html"
 BEGINNING = 20_000
-"""Characters of a page of tokens, whose title is among them and whose megabytes are not."""
+"""Characters that are read of a page of tokens: they hold its title, and the page may have megabytes."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Kind:
     look: str
     """The file to look at first, if it is there."""
     about: Callable[[Path], str]
-    """Its contents in a line."""
+    """Describes the report's contents in a line."""
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -50,7 +50,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _metrics(path: Path, name: str, *metrics: str) -> str:
-    """The first of these metrics that a row has, row by row."""
+    """For each row the first of these metrics that it has, as text."""
     said = []
     for row in _rows(path):
         key = next((key for key in metrics if row.get(key)), None)
@@ -65,7 +65,7 @@ def _of_evaluation(path: Path) -> str:
 
 
 def _of_tokens(path: Path) -> str:
-    """Its title, and the text that it is of."""
+    """The text that a page of tokens is about, and the page's title."""
     with path.open(encoding="utf-8") as file:
         found = re.search(r"<h1>(.*?)</h1>\s*<p>(.*?):", file.read(BEGINNING), re.DOTALL)
     return html.unescape(f"{found[2]}: {found[1]}") if found else ""
@@ -98,8 +98,8 @@ KINDS = (
 
 
 def refresh_index(report: Path) -> Path | None:
-    """Write the page of all reports beside this one, or below a root whose table it is, and print where it is; None where the
-    report lies in no such folder, or the page cannot be written there.
+    """Write the page of all reports below this report's root, and print its path. Returns the path; None if the report is in no
+    folder `reports` or `tables`, or the page cannot be written.
     """
     root = next((above.parent for above in (report, *report.parents[:2]) if above.name in (FOLDER, "tables")), None)
     if root is None:

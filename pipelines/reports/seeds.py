@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
-    """By a name for it, the places of several seeds of one thing. None where a seed stands twice: which of the two belongs to the
-    others nobody knows.
+    """Groups of items that differ in the seed alone: their indices, by a name for the group. Items in which a seed appears twice
+    are no group: nobody knows which of the two belongs to the others.
     """
     found: dict[tuple[object, ...], list[int]] = {}
     for place, item in enumerate(items):
@@ -43,7 +43,7 @@ def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
 
 
 def grouped(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
-    """`groups`, and under its own name each item that is in none of them."""
+    """The `groups`, and each item outside of them under its own name."""
     several = groups(items)
     inside = {place for places in several.values() for place in places}
     alone = [place for place in range(len(items)) if place not in inside]
@@ -55,7 +55,7 @@ def grouped(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
 def plot_mean(
     axes: Axes, positions_P: np.ndarray, values_SP: np.ndarray, style: str, *, color: str, **look: Any
 ) -> None:
-    """A line; of several seeds their mean, with a band of their standard deviation."""
+    """Draw a line; for several seeds their mean, with a band of their standard deviation."""
     middle = values_SP.mean(0)
     axes.plot(positions_P, middle, style, color=color, **look)
     if len(values_SP) > 1:
@@ -92,7 +92,7 @@ def over_seeds(
 
 
 def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, Form]]) -> Table:
-    """Mean ± standard deviation for a terminal; ``columns``: heading and form of each metric, those left out that no row has."""
+    """Mean ± standard deviation for a terminal. ``columns``: heading and form of each metric. Empty columns are left out."""
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
 
     def cell(row: Mapping[str, Any], key: str) -> str:

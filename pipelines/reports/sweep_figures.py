@@ -155,7 +155,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
 
 
 def plot_importance(sweep: SweepResult, path: Path) -> Path:
-    """How much of the order of the trials each field explains by itself, against what chance would."""
+    """Plot how much of the trials' order each field explains by itself, and how much chance would."""
     shares, count, tokens = importances(sweep)
     fields = sorted(sweep.fields, key=lambda name: (shares[name] or (-1.0, 0.0))[0])
     figure = Figure(figsize=(8, 1.9 + 0.55 * len(fields)), layout="constrained")
@@ -197,7 +197,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     values = [point.value for trial in trials for point in trial.points] or best
     shade = _shades(best)
     low = min(values)
-    high = min(max(values), max(*best, float(np.quantile(values, 0.9))))  # what lies above would press these together
+    high = min(max(values), max(*best, float(np.quantile(values, 0.9))))  # higher values would squeeze these
     room = 0.05 * ((high - low) or 1.0)
     low = low - room
     high = high + room

@@ -19,7 +19,7 @@ from pipelines.terminal.tables import Form, table
 
 
 def print_findings(sweep: SweepResult, place: Place) -> int:
-    """All of it; ``place`` is where the sweep is. Returns the exit status: 1 if no trial has a result."""
+    """Print all findings of the sweep at ``place``. Returns the exit status: 1 if no trial has a result."""
     print_trials(sweep)
     if not sweep.scored or sweep.winner is None:
         print("no trial has a result: see trial.json and logs/ in each trial's folder", file=sys.stderr)
@@ -59,7 +59,7 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
 
 
 def print_trials(sweep: SweepResult) -> None:
-    """All trials, the best first."""
+    """Print a table of all trials, the best first."""
     rows = [row | {"trial": row["trial"] + (" (preset)" if row["baseline"] else "")} for row in trial_rows(sweep)]
     varied = [name for name in map(column_of, sweep.fields) if any(row[name] is not None for row in rows)]
     columns: dict[str, tuple[str, Form]] = {
@@ -72,5 +72,5 @@ def print_trials(sweep: SweepResult) -> None:
     }
     console = Console(markup=False)
     console = console if console.is_terminal else Console(width=160, markup=False)
-    best = sweep.scored[0].best_value if sweep.scored else None  # not of one that failed
+    best = sweep.scored[0].best_value if sweep.scored else None  # never that of a failed trial
     console.print(table(rows, columns, {"best": lambda _: best}, title=f"{sweep.name}: {sweep.metric}"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.tracking import Tracker
 
 MIN_SECONDS = 60.0
-"""Between two reports of a sweep that is under way."""
+"""Shortest time between two reports of a sweep that is under way."""
 
 
 def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
 
 
 def column_of(field: str) -> str:
-    """The column of a swept field: not that of the steps that a trial has made."""
+    """The column of a swept field. `steps` gets another name, since that column has the steps that a trial has made."""
     return "steps_asked" if field == "steps" else field
 
 

@@ -53,7 +53,7 @@ class Trial:
     exploited: list[dict[str, Any]] = field(default_factory=list)
     baseline: bool = False
     recorded: str = ""
-    """MLflow's id of the sweep's run, if all of it stands below that one, its end included; none without MLflow."""
+    """MLflow's id of the sweep's run once the whole trial is recorded below it, its end included; "none" without MLflow."""
 
     @property
     def over(self) -> bool:
@@ -65,11 +65,11 @@ class Trial:
         return self.best.value if self.best else None
 
     def described(self) -> str:
-        """Its values, as short as they are clear."""
+        """The trial's values in words, each named by the last part of its field."""
         return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
 
     def to_json(self, metric: str) -> dict[str, Any]:
-        """Its metrics stand under the metric's own name: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
+        """The trial as JSON. Metrics have their own names: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
         return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
 
 
@@ -101,7 +101,7 @@ class Point:
     step: int
     tokens: float
     time: float
-    """Seconds: of a trial since the epoch, of a run that is compared since its first metric."""
+    """Seconds: for a trial since the epoch, for a compared run since its first metric."""
     value: float
 
 
@@ -121,12 +121,12 @@ class TrialResult(Trial):
 
     points: tuple[Point, ...] = ()
     spans: tuple[tuple[float, float], ...] = ()
-    """When it ran, in seconds since the epoch; several where it was interrupted."""
+    """Begin and end of each stretch in which it ran, in seconds since the epoch; several if it was interrupted."""
     model: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """JSON of its config; empty before it has begun."""
+    """The model's config as JSON; empty before the trial has begun."""
 
     def at(self, tokens: float) -> float:
-        """Its value at the last validation up to so many tokens, which must not be before its first."""
+        """The metric's value at the last point up to so many ``tokens``, which must not be before the first point."""
         return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
     @property
@@ -151,7 +151,7 @@ class SweepResult:
     fields: tuple[str, ...]
     trials: tuple[TrialResult, ...]
     winner: Mapping[str, Any] | None
-    """best.json, where there is one."""
+    """Contents of best.json; None if there is none."""
 
     @property
     def unit(self) -> str:
@@ -169,7 +169,7 @@ def is_sweep(place: Place) -> bool:
 
 
 def fetch_sweep(sweep: RunFolder, *further: str) -> Path:
-    """The sweep's folder; of a bucket the working folder, brought to what is there, with ``further`` files of the sweep's own."""
+    """The sweep's local folder. For a sweep in a bucket, its files and ``further`` ones are fetched to the working folder first."""
     if not sweep.is_local:
         for path in sweep.folder.glob("trials/*/trial.json"):
             path.unlink()
@@ -180,7 +180,7 @@ def fetch_sweep(sweep: RunFolder, *further: str) -> Path:
 
 
 def read_sweep(folder: Path | Place) -> SweepResult:
-    """Raises ValueError naming the file that is missing or damaged."""
+    """Read a sweep's folder. Raises ValueError naming the file that is missing or damaged."""
     place = Place.parse(folder)
     if not is_sweep(place):
         raise UserError(f"{folder} is not the folder of a sweep: name one that pipelines.tune wrote")
@@ -218,7 +218,7 @@ def _trial(folder: Path, metric: str) -> TrialResult:
 
 
 def longest_gap(times: list[float]) -> float:
-    """Seconds between two records beyond which a run did not run in between: it was interrupted, and resumed later."""
+    """Longest time between two records, in seconds, for which a run counts as uninterrupted."""
     gaps = sorted(after - before for before, after in pairwise(times))
     return max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
 

@@ -24,7 +24,7 @@ def run_sweep(words: Sequence[str]) -> Done:
     levels = {logger: logger.level for logger in map(logging.getLogger, TALKERS)}
     try:
         config, domains = read_and_check(words)
-        from pipelines.sweeps.running import begin_or_resume  # Ray: not before all that needs none is refused
+        from pipelines.sweeps.running import begin_or_resume  # imports Ray: only after the checks that need none
 
         return begin_or_resume(config, domains, words)
     finally:

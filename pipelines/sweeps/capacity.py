@@ -16,14 +16,14 @@ from pipelines.sweeps.command import SweepConfig
 from pipelines.terminal.tables import counted
 
 COUNT_SECONDS = 5.0
-"""How often machines are counted."""
+"""Shortest time between two counts of the machines."""
 
 
 class TrialCapacity:
     """The Ray session's resources for a sweep's trials, counted again as machines come and go."""
 
     def __init__(self, config: SweepConfig) -> None:
-        """Count it, and say what there is. Raises UserError where not even one trial fits."""
+        """Count the resources, and print them. Raises UserError where not even one trial fits."""
         self._config = config
         run = config.train
         self.use_gpu = run.uses_gpu(sum(machine.get("GPU", 0) for machine in ray_session.machines()))
@@ -47,7 +47,7 @@ class TrialCapacity:
         )
 
     def at_once(self) -> int:
-        """How many trials fit at once. Where machines have gone and none does, one, which waits for them."""
+        """How many trials fit at once; at least one, which waits for machines if they have gone."""
         if time.monotonic() - self._counted > COUNT_SECONDS:
             before = self._at_once
             _, has = self._count()
@@ -57,7 +57,7 @@ class TrialCapacity:
         return self._at_once
 
     def _count(self) -> tuple[int, dict[str, float]]:
-        """How many trials the machines hold, and what they have of what a worker takes."""
+        """How many trials the machines hold, and their totals of the resources that a worker takes."""
         workers = self._config.train.workers[0]
         machines = ray_session.machines()
         most = trials_at_once(machines, self._worker, workers, self._apart)
@@ -73,7 +73,8 @@ class TrialCapacity:
 def trials_at_once(
     machines: Sequence[Mapping[str, float]], worker: Mapping[str, float], workers: int, apart: bool
 ) -> int:
-    """How many trials of so many workers machines hold, by what a worker takes; ``apart``: no two of a trial on one machine."""
+    """How many trials of ``workers`` workers the machines hold. ``worker``: resources of one; ``apart``: each on another
+    machine."""
     fits = [times(machine, worker) for machine in machines]
     if not apart:
         return sum(fits) // workers

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
-"""Names of the fields that take an import path too."""
+"""Known names for the fields that also take an import path."""
 PERTURBABLE = ("optim.lr", "optim.max_grad_norm", "schedule.min_lr_ratio")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
 
@@ -109,16 +109,17 @@ class SweepConfig:
 
     @property
     def whole(self) -> int:
-        """Tokens of a trial, where all have the same."""
+        """Tokens of a whole trial, if all trials have the same number."""
         return self.train.steps * self.train.tokens_per_step
 
     @property
     def flat(self) -> dict[str, Any]:
-        """The preset by its dotted fields, with its name: what a space is laid around."""
+        """The preset's fields by dotted names, and its own name: the values around which a space is laid."""
         return {"preset": self.preset, **flatten(to_json(self.train))}
 
     def own_values(self, fields: Sequence[str]) -> dict[str, Any] | None:
-        """The preset's values of these fields, of which its trial is made; None where whole presets or stores are compared."""
+        """The preset's values of these fields, for its own trial; None without such a trial, or where presets or stores are
+        varied."""
         if self.baseline == "no" or {"preset", "data.store"} & set(fields):
             return None
         return {field: self.flat[field] for field in fields}
@@ -140,7 +141,7 @@ class SweepConfig:
         return self.rung_tokens or max(1, self.whole // 9)
 
     def rule(self, domains: Mapping[str, Any]) -> TrialScheduler:
-        """The scheduler. Raises ValueError where it cannot be."""
+        """The scheduler of the trials. Raises ValueError where it cannot be made."""
         from tune_spaces.stopping import scheduler
 
         every = self.train.validate_every * self.train.tokens_per_step
@@ -149,7 +150,7 @@ class SweepConfig:
 
 
 def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
-    """The sweep and its domains. Raises UserError for what is wrong, or could only fail."""
+    """The sweep and its domains. Raises UserError for wrong options, and for a sweep that could only fail."""
     config = read_command(words)
     with given_by_user(ValueError):
         domains = combine(config.space, config.flat)
@@ -158,7 +159,7 @@ def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
 
 
 def changes_learning(field: str) -> bool:
-    """Whether another value of a run's field makes another sweep of it, and a trial learn otherwise."""
+    """Whether another value of a run's field makes trials learn otherwise, and so makes another sweep."""
     return not may_change(field) or field in ("data.store", "validate_every", "validate_tokens")
 
 
@@ -178,7 +179,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--preset", nargs="?")  # before all others: they are those of this preset
+    named.add_argument("--preset", nargs="?")  # first: the preset decides which other options there are
     preset = named.parse_known_args(argv)[0].preset
     preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
     if preset not in PRESETS:
@@ -191,7 +192,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     options = {word[2:].partition("=")[0].replace("-", "_").replace(".no_", ".") for word in argv if word[:2] == "--"}
     config = replace(config, typed=tuple(sorted(options & config.flat.keys() - {"preset", "run"})))
     name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
-    workers = max(1, config.train.workers[0])  # a trial's are its own throughout
+    workers = max(1, config.train.workers[0])  # the number of a trial's workers never changes
     return replace(config, train=replace(config.train, run=name, num_workers=workers).located())
 
 
@@ -303,7 +304,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
 
 
 def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
-    """How models are compared, with the presets that the names in the space probably mean."""
+    """A hint on how to compare models, with the presets that the names in the space probably mean."""
     named = [str(value) for value in getattr(domains.get("model.name"), "categories", ())]
     own = config.train.model.name
     meant = [name for name in (config.preset.replace(own, other) for other in named) if name in PRESETS]

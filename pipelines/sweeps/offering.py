@@ -1,4 +1,4 @@
-"""The trials that Ray Tune is given, one after the other: those that are known, and then what a searcher suggests.
+"""Gives Ray Tune the trials of a sweep, one after the other: first the known ones, then those that a searcher suggests.
 
 space(sweep)                  # for Tune's own generator, where all trials are known before the sweep begins
 tune.TuneConfig(search_alg=QueueSearcher(record, searcher, stops, capacity, trials))     # where a searcher suggests trials
@@ -25,7 +25,7 @@ from tune_spaces.drawing import METRIC, Searcher
 
 
 class NotKept:
-    """Part of a Tuner that its snapshots leave out: nothing is restored from them. Tune's copies of it are itself."""
+    """Part of a Tuner that its snapshots leave out, as nothing is restored from them. A copy made by Tune is the object itself."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -35,7 +35,7 @@ class NotKept:
 
 
 def known(sweep: Sweep) -> list[Trial]:
-    """The trials that are known, as many as may begin."""
+    """The known trials, at most ``max_trials`` of them."""
     return list(sweep.trials.values())[: sweep.config.max_trials or None]
 
 
@@ -47,7 +47,7 @@ def space(sweep: Sweep) -> dict[str, Any]:
 
 
 class QueueSearcher(NotKept, TuneSearcher):
-    """Gives Tune a sweep's trials, those that are known and then what a searcher suggests, each under its own name."""
+    """Gives Tune a sweep's trials, each under its own name: first the known ones, then those that a searcher suggests."""
 
     def __init__(
         self, record: Record, searcher: Searcher, stops: Stopper, capacity: TrialCapacity, trials: list[Any]
@@ -59,9 +59,9 @@ class QueueSearcher(NotKept, TuneSearcher):
         self._stops = stops
         self._capacity = capacity
         self._trials = trials
-        """Tune's, as they stand; the Watch keeps them."""
+        """Tune's trials in their present state; the Watch keeps the list up to date."""
         self._names: dict[str, str] = {}
-        """Our names of Tune's trials, by Tune's."""
+        """Our name of each trial, by Tune's id."""
         self._known = known(self._sweep)
         self._suggests = True
         """Whether the searcher may have more to suggest."""
@@ -73,7 +73,7 @@ class QueueSearcher(NotKept, TuneSearcher):
             return None
         trial = self._next()
         if trial is None:
-            running = any(not trial.is_finished() for trial in self._trials)  # whose results bring more
+            running = any(not trial.is_finished() for trial in self._trials)  # their results bring more trials
             return None if self._may_suggest() and running else TuneSearcher.FINISHED
         self._names[trial_id] = trial.id
         return {"trial": trial.id, **trial.values}
@@ -116,11 +116,11 @@ class QueueSearcher(NotKept, TuneSearcher):
         self._searcher.resume(self._names[trial_id])
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: what was drawn is in results.jsonl."""
+        """Save nothing: the draws are in results.jsonl."""
         Path(checkpoint_path).write_text("{}")
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: `save` keeps none."""
+        """Restore nothing: `save` keeps nothing."""
 
 
 def name_of(trial: Any) -> str:

@@ -15,11 +15,11 @@ from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import Searcher, draw, grid
 
 MAX_DRAWS = 200
-"""How often a draw that was made before, or that does not fit, is made again."""
+"""Most attempts to draw a trial: a draw that was made before, or that does not fit, is drawn again."""
 
 
 def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
-    """Read the sweep's folder, or make the trials of a new one. Whether it had begun. Raises UserError."""
+    """Read the sweep's folder, or plan the trials of a new sweep. Returns whether it had begun. Raises UserError."""
     if sweep.open_folder():
         return True
     config = sweep.config
@@ -50,7 +50,7 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
 def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
     """Add the trial that a searcher suggests, if it has one now; each draw is a line of results.jsonl.
 
-    Raises UserError where of many none fits.
+    Raises UserError where none of `MAX_DRAWS` suggestions fits.
     """
     number = f"{len(sweep.trials):03d}"
     for attempt in range(MAX_DRAWS):

@@ -23,14 +23,14 @@ from pipelines.training.progress import Tail
 from pipelines.training.stopping import Stop
 
 Outcome = Literal["finished", "stopped", "failed", "retryable"]
-"""How a trial's workers let go of it: trained to its end, saved and left, a user's error, or an error that has nothing to do with
-the trial (a full disk, MLflow gone)."""
+"""How the training of a trial ended: at its last step, saved on request, by a user's error, or retryable. Retryable is an error
+that has nothing to do with the trial (a full disk, MLflow gone)."""
 SAVE_SECONDS = 1.0
 """How often a trial's steps and metrics are written into its trial.json; its begin and end always are."""
 
 
 class Record:
-    """A sweep's trials as they stand, and everything that was decided of them."""
+    """The present state of a sweep's trials, and all decisions about them."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -39,11 +39,11 @@ class Record:
         """The decision for each trial at each step: STOP, PAUSE or CONTINUE."""
         self.begun: set[str] = set()
         self.stops: dict[str, str] = {}
-        """Why an earlier start stopped a trial that it did not live to end."""
+        """By trial: why an earlier start stopped it, if that start was killed before the trial ended."""
         self.busy: dict[str, float] = {}
-        """Trials that are being trained, and since when."""
+        """Trials that are being trained, with the time at which they began (seconds of `time.monotonic`)."""
         self.retryable = ""
-        """Why no trial continues, where a person has to see to something first."""
+        """Why no trial continues until a person has fixed something; empty if nothing is to be fixed."""
         self.asked = False
         """Whether the sweep was asked to stop."""
         self.rests = False
@@ -93,7 +93,7 @@ class Record:
         return self.asked or self.rests or bool(self.retryable) or bool(self.budget.spent())
 
     def begin(self, trial: Trial) -> None:
-        """A trial is trained from now on, for the first time or again; where none is to begin any more, it is asked to leave."""
+        """Record that a trial begins, for the first time or again. If no trial is to begin any more, ask it to leave instead."""
         if self.closed():
             self._stop(trial).ask()
             return
@@ -109,7 +109,7 @@ class Record:
         self._tails[trial.id] = Tail(self.sweep.run_folder(trial).place / "metrics.jsonl")
 
     def exploit(self, trial: Trial, values: Mapping[str, Any], source: str, step: int) -> None:
-        """A trial continues from another one's checkpoint, with other values."""
+        """Record that a trial continues from another one's checkpoint, with other values."""
         event = {"event": "exploit", "trial": trial.id, "from": source, "step": step, "values": dict(values)}
         self.sweep.note(**event, time=time.time())
         self._change(trial, event)
@@ -119,7 +119,7 @@ class Record:
 
     def _change(self, trial: Trial, event: Mapping[str, Any]) -> None:
         trial.values = dict(event["values"])
-        trial.best = None  # what it had before is nobody's weights now
+        trial.best = None  # these metrics are of weights that it no longer has
         trial.last = None
         self._runs.pop(trial.id, None)
         known = {"step": event["step"], "from": event["from"], "values": event["values"]}
@@ -129,20 +129,20 @@ class Record:
     # Metrics and decisions
 
     def known(self, trial: Trial, step: int) -> str | None:
-        """The decision for the trial at this step, in this start or an earlier one, whose reason it takes over."""
+        """The decision on the trial at this step, if one was made before. With STOP, the trial takes over the earlier reason."""
         decision = self.decisions[trial.id].get(step)
         if decision == "STOP":
             trial.reason = trial.reason or self.stops.get(trial.id, "")
         return decision
 
     def settled_tokens(self) -> int:
-        """Tokens before the validation that the furthest trial under way has come to: a population compares from that one on."""
+        """Tokens at the last but one validation of the furthest trial under way. A population compares from the last one on."""
         steps = [max(known) for name, known in self.decisions.items() if known and not self.sweep.trials[name].over]
         config = self.sweep.config.train
         return max(0, max(steps, default=0) - config.validate_every) * config.tokens_per_step
 
     def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:
-        """Write down a metric that is new, and what was decided there; ``by`` names what stops the trial."""
+        """Write down a new metric and the decision on it; ``by`` names what stops the trial."""
         self._count(trial, step, value)
         reason = self._why(by, trial) if decision == "STOP" else ""
         told = {"trial": trial.id, "step": step, "tokens": trial.tokens, "value": value}
@@ -172,7 +172,7 @@ class Record:
         return f"{by} stopped it at {at}: {trial.last.value:.3f}, and the best trial had {best:.3f}"
 
     def watch(self) -> None:
-        """Read how far the busy trials have come. They are asked to save and leave where the budget is spent or the sweep ends."""
+        """Read the progress of the busy trials. Ask them to save and leave if the budget is spent or the sweep ends."""
         spent = self.budget.spent()
         for name in list(self.busy):
             trial = self.sweep.trials[name]
@@ -190,14 +190,14 @@ class Record:
     # Ending
 
     def died(self, trial: Trial, said: str) -> None:
-        """A trial's workers died, and it is tried again. Where that has not helped, it is asked to leave as failed."""
+        """Record that a trial's workers died. It is tried again; after too many deaths at one step it is asked to leave."""
         step = self.sweep.run_folder(trial).newest_step()
         before, count = self._deaths.get(trial.id, (-1, 0))
         count = count + 1 if step == before else 1
         self._deaths[trial.id] = (step, count)
         if count > self.run_of(trial).max_failures:
             if trial.reason.startswith("failed: "):
-                raise UserError(f"trial {trial.id}: {said}")  # it cannot even be asked
+                raise UserError(f"trial {trial.id}: {said}")  # it dies before it can be asked
             trial.reason = f"failed: {said}"
             self._stop(trial).ask()
             return
@@ -205,7 +205,7 @@ class Record:
         print(f"trial {trial.id}: {said}: it starts again from {newest}", flush=True)
 
     def ended(self, trial: Trial, outcome: Outcome, said: str = "") -> None:
-        """A trial's workers have let go of it; nothing is new of one that was over before this start."""
+        """Record how the training of a trial ended. Does nothing for a trial that was over before this start."""
         if trial.over:
             return
         stop = self._stop(trial)

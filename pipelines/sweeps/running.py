@@ -41,17 +41,17 @@ class Done:
     """The outcome of a sweep's command."""
 
     status: int
-    """As `pipelines.tune` exits."""
+    """Exit status of `pipelines.tune`."""
     sweep: Sweep
-    """What was run."""
+    """The sweep that was run."""
     results: tune.ResultGrid
-    """Ray Tune's own: all trials, of earlier starts too."""
+    """Ray Tune's ResultGrid of all trials, those of earlier starts included."""
 
 
 def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
     """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
-    sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises here what every trial would
+    sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now an error that every trial would raise
     check_tracking(config.train.tracking, Path(config.train.root).absolute())
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with file_lock(sweep.folder, "another process of this sweep"):
@@ -60,7 +60,7 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
             flush=True,
         )
-        again = open_or_plan(sweep, domains)  # what is refused is refused before Ray starts
+        again = open_or_plan(sweep, domains)  # raises its errors before Ray starts
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
         if not again:
@@ -91,7 +91,7 @@ def run_trials(record: Record, domains: dict[str, Any], capacity: TrialCapacity,
             best = sweep.best()
             if best:
                 write_best(sweep, best)
-        finally:  # a full disk
+        finally:  # also if the disk is full
             tracking.close(status)
             asked = stop.asked()
             stop.clear()
@@ -119,7 +119,7 @@ def write_best(sweep: Sweep, best: Trial) -> None:
 
 
 def conclude(sweep: Sweep, spent: str = "") -> int:
-    """Say what was found and what to do next; ``spent``: that the budget is. Returns the exit status.
+    """Print the findings and what to do next. ``spent``: the message that the budget is spent, or empty. Returns the exit status.
 
     Raises UserError where there are no trials, though there was time for them.
     """
@@ -129,7 +129,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         )
     if spent:
         left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
-        if sweep.config.suggested:  # those that the searcher has not drawn
+        if sweep.config.suggested:  # trials that the searcher has not suggested yet
             left += max(0, sweep.config.num_samples - len(sweep.trials))
         if left:
             print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")

@@ -7,8 +7,8 @@
         trials/003/         an ordinary run, and trial.json: its values, status, reason, steps, best and last value
         best.json           the winner: its values, its command, and its config, which pipelines.train takes in place of a preset
 
-Each line of results.jsonl is written before it is acted on. Feeding the lines to the rule of early stopping and to the searcher
-again puts both where they were.
+Each line of results.jsonl is written before it is acted on. Feeding the lines again to the scheduler and to the searcher restores
+the state of both.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SCHEMA = 1
 CHANGEABLE = ("train", "max_concurrent_trials", "workers", "time_budget_s", "token_budget", "max_trials", "num_cpus")
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
-"""How the reason of a trial begins that a larger budget would continue."""
+"""Beginning of a trial's reason, if a larger budget would continue the trial."""
 
 
 @dataclass
@@ -55,12 +55,12 @@ class Sweep:
 
     @property
     def run(self) -> RunFolder:
-        """Where it is: in a folder, or in a bucket and a working folder of this machine."""
+        """The sweep's folder, or its place in a bucket with a working folder on this machine."""
         return RunFolder.of(self.config.train)
 
     @property
     def folder(self) -> Path:
-        """Its folder, or its working folder here."""
+        """The sweep's folder, or the working folder here of a sweep in a bucket."""
         return self.run.folder
 
     def run_of(self, trial: Trial) -> TrainConfig:
@@ -123,7 +123,7 @@ class Sweep:
 
     def _identity(self) -> dict[str, Any]:
         """Fields that identify a sweep; a different value is refused on resume."""
-        left_out = (*CHANGEABLE, "typed")  # which decides something only where presets are compared
+        left_out = (*CHANGEABLE, "typed")  # `typed` matters only where presets are compared
         names = (each.name for each in dataclasses.fields(self.config) if each.name not in left_out)
         typed = {"typed": list(self.config.typed)} if "preset" in self.fields else {}
         run = flatten(to_json(self.config.train))
@@ -139,7 +139,7 @@ class Sweep:
         return {"store": SegmentStore.open(data.store, data.corpus, "train").manifest.fingerprint}
 
     def write_plan(self, command: str) -> None:
-        """Write a new sweep down with its trials, at once."""
+        """Write sweep.json, with a new sweep's identity and its planned trials, as one file."""
         names = ("space", "preset", "num_samples", "search", "scheduler", "metric")
         values = {
             "schema": SCHEMA,
@@ -154,19 +154,19 @@ class Sweep:
 
     @property
     def shown(self) -> str:
-        """Where it is, for a person."""
+        """The sweep's place, as shown to a person."""
         return cli.shown(self.run.place.recorded)
 
     def place(self, trial: Trial) -> Path:
-        """Where the sweep's own files on a trial are, here."""
+        """Local folder of the sweep's own files on a trial."""
         return self.folder / "trials" / trial.id
 
     def run_folder(self, trial: Trial) -> RunFolder:
-        """Where the trial's run is."""
+        """The folder of the trial's run."""
         return RunFolder(self.run.place / f"trials/{trial.id}", trains=True)
 
     def write(self, name: str, values: Mapping[str, Any]) -> None:
-        """Write a small file of the sweep's, also into its bucket, unless that is what it holds."""
+        """Write a small JSON file of the sweep, also into its bucket, unless it holds these values already."""
         path = self.folder / name
         data = json.dumps(values, indent=1).encode()
         if not path.exists() or path.read_bytes() != data:
@@ -175,7 +175,7 @@ class Sweep:
             self.publish(name)
 
     def publish(self, name: str) -> None:
-        """Copy a file into the bucket, where the sweep is in one. Raises OSError where that is silent for long."""
+        """Copy a file into the bucket of a sweep in one, with retries. Raises OSError if the bucket is silent for some 20 s."""
         for wait in (1, 4, 16, 0):
             try:
                 return self.run.publish(name)
@@ -185,25 +185,25 @@ class Sweep:
                 time.sleep(wait)
 
     def save(self, trial: Trial, every: float = 0.0) -> None:
-        """Write its trial.json, if that was not done in so many seconds: it is forced to the disk, and the sweep waits."""
+        """Write the trial's trial.json, at most once in ``every`` seconds: the sweep waits until the disk has it."""
         if every and time.monotonic() - self._saved.get(trial.id, 0.0) <= every:
             return
         self._saved[trial.id] = time.monotonic()
         self.write(f"trials/{trial.id}/trial.json", trial.to_json(self.config.metric))
 
     def note(self, **event: Any) -> None:
-        """One more line of results.jsonl."""
+        """Append an event as a line of results.jsonl."""
         line = json.dumps(event).encode() + b"\n"
         with open(opened_at_end(self.folder / "results.jsonl"), "ab", buffering=0) as file:
-            while line:  # a disk that becomes full takes a part first
+            while line:  # a disk that becomes full takes only a part of it
                 line = line[file.write(line) :]
         self.publish("results.jsonl")
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The whole lines of results.jsonl."""
+        """The events of results.jsonl, without torn lines."""
         path = self.folder / "results.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
-            with contextlib.suppress(ValueError):  # torn by a kill, and written again after it
+            with contextlib.suppress(ValueError):  # a line torn by a kill, written again later
                 if isinstance(event := json.loads(line), dict) and "event" in event:
                     yield event
 
@@ -239,7 +239,7 @@ class Budget:
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
         self._began = time.monotonic()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # as if all starts had been this one
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # counts the seconds of earlier starts
             self._began -= float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
 
     def keep(self) -> None:
@@ -247,7 +247,7 @@ class Budget:
         self._sweep.write("budget.json", {"seconds": time.monotonic() - self._began})
 
     def spent(self) -> str:
-        """Why no more is trained; empty while there is some left."""
+        """The message that the budget is spent; empty while some is left."""
         config = self._sweep.config
         if config.time_budget_s and time.monotonic() - self._began >= config.time_budget_s:
             return f"{BUDGET} of {config.time_budget_s:g} s is spent"

@@ -32,7 +32,7 @@ PARENT_SECONDS = 60.0
 
 
 class SweepTracking:
-    """The sweep's run, and of its trials what their own processes could not say: why they were stopped, say."""
+    """The sweep's run in MLflow, and facts about its trials that their own processes cannot log, such as why they were stopped."""
 
     def __init__(self, sweep: Sweep, command: str) -> None:
         config = sweep.config
@@ -66,7 +66,7 @@ class SweepTracking:
         return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
 
     def again(self) -> None:
-        """Send the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
+        """Log the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
         for trial in self._sweep.trials.values():
             if trial.over:
                 self._pool.submit(self._log_end, trial)
@@ -83,14 +83,14 @@ class SweepTracking:
         self._pool.submit(self._log_end, trial)
 
     def _log_end(self, trial: Trial) -> None:
-        # Nobody else would hear of an error here.
+        # An error in this thread would be lost.
         with as_a_warning(f"MLflow has no record of how trial {trial.id} ended", Exception):
             self._record(trial)
 
     def _record(self, trial: Trial) -> None:
         if self._silent or (trial.recorded != "" and trial.recorded == self._recorded()):
             return
-        for name in ("metrics.jsonl", "config.json"):  # of a bucket
+        for name in ("metrics.jsonl", "config.json"):  # for a sweep in a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")
         run = self.below(self._sweep.run_of(trial))
         RunFolder.of(run).fetch(*RECORDS)
@@ -115,7 +115,7 @@ class SweepTracking:
         self._report(final=False)
 
     def _report(self, final: bool) -> None:
-        """The table and charts of the trials, into the sweep's folder and its run. They cost no sweep its end."""
+        """Write the trials' table and charts to the sweep's folder and its run. An error here is only a warning."""
         with as_a_warning("no report of the sweep"):
             for path in report_sweep(self._sweep.folder, self._tracker, final=final):
                 self._sweep.run.publish(f"report/{path.name}")

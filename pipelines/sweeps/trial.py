@@ -1,11 +1,11 @@
-"""A sweep's trials as Ray Tune runs them: an actor that takes one trial after another, of which each `step()` is one validation.
+"""A sweep's trials as Ray Tune runs them: an actor takes one trial after another, and each `step()` is one validation.
 
     tune.Tuner(tune.with_parameters(TrialActor, sweep=sweep), …)    # with configs of {"trial": "003", "optim.lr": 0.003}
 
-The actor is rank 0 of its trial, and so the whole of a trial of one worker; further ranks are actors beside it in the placement
-group that Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread, which
-waits where a value is due until the next `step()`, or until it is to save and leave. Our checkpoints stay where a run has them;
-Tune's hold a pointer to them.
+The actor is rank 0 of its trial, which has no other rank if it has one worker. Further ranks are actors in the placement group that
+Tune has reserved for all of them at once. All keep their processes from trial to trial. The loop runs in a thread. At each value it
+waits for the next `step()`, or for the request to save and leave. Our checkpoints stay where a run has them; Tune's hold a pointer
+to them.
 
 Measured against Ray Train's workers kept alive inside the actor, two trials of one worker at once: 4 processes and 975 MB, in place
 of 17 and 2.9 GB, and the first trial begins after half the time. If a rank dies, its actor ends too, since processes
@@ -44,13 +44,13 @@ from tune_spaces.drawing import METRIC
 
 POINTER = "pointer.json"
 LOOK_SECONDS = 0.5
-"""How often a trial looks whether its other ranks still live."""
+"""Seconds between checks that a trial's other ranks are alive."""
 END_SECONDS = 30.0
 """How long a loop may take to notice that the other ranks have gone."""
 
 
 class TrialActor(tune.Trainable):
-    """A trial, and those after it."""
+    """An actor that trains one trial after another, as their rank 0."""
 
     @staticmethod
     def resources(run: TrainConfig, use_gpu: bool) -> PlacementGroupFactory:
@@ -59,9 +59,9 @@ class TrialActor(tune.Trainable):
         return PlacementGroupFactory(bundles, strategy=run.placement.strategy.replace("-", "_").upper())
 
     def setup(self, config: dict[str, Any], sweep: Sweep | None = None, use_gpu: bool = False) -> None:
-        """``sweep`` has the places with their credentials: Ray keeps it in its object store, and no file of Tune's holds it."""
+        """``sweep`` holds places with credentials: Ray keeps it in its object store, and Tune writes it into no file."""
         assert sweep is not None
-        logging.disable(logging.INFO)  # of Ray; what we say is printed
+        logging.disable(logging.INFO)  # Ray's messages; ours are printed
         plugins.load()
         self._sweep = sweep
         self._metric = sweep.config.metric
@@ -70,7 +70,7 @@ class TrialActor(tune.Trainable):
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take a trial, for the first time or again. It is trained from the step on that follows the metrics that it has."""
+        """Take a trial, for the first time or again. Training continues after the metrics that the trial already has."""
         self._others: list[Any] = []
         self._loop: TrialLoop | None = None
         self._place = self._sweep.run.place / f"trials/{self.trial_name}"
@@ -81,11 +81,11 @@ class TrialActor(tune.Trainable):
         self._run = self._sweep.run_of(trial)
         self._known = deque(known_metrics(self._run, self._metric, over=trial.over))
         self._step = 0
-        """That of the metric which Tune got last."""
+        """Step of the metric that Tune got last."""
         return True
 
     def step(self) -> dict[str, Any]:
-        """A metric that is known, or train up to the next one or the end. Raises what has ended a rank, unless a user's error."""
+        """Return a known metric, or train up to the next one or the end. Raises the error that ended a rank, if no user's."""
         return {"trial": self.trial_name, **self._next()}
 
     def _next(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class TrialActor(tune.Trainable):
         return {"step": step, "tokens": tokens, "rungs": rungs, **named, **further}
 
     def _begin(self) -> TrialLoop:
-        """Have all ranks train."""
+        """Start the training on all ranks."""
         free_memory()
         size = self._run.workers[0]
         if size > 1 and not self._peers:
@@ -151,7 +151,7 @@ class TrialActor(tune.Trainable):
 
         own = threading.Thread(target=join_them, daemon=True)
         own.start()
-        while own.is_alive():  # torch waits half an hour for one that has died
+        while own.is_alive():  # torch would wait half an hour for a dead rank
             ray.get(ray.wait(joined, num_returns=len(joined), timeout=LOOK_SECONDS)[0])
         if failed:
             raise failed[0]
@@ -163,7 +163,7 @@ class TrialActor(tune.Trainable):
         return ended_as(outcome_of(cause), cli.sentence(cause))
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save the step at hand and leave; what Tune keeps of it is where it stands. Raises NotSaved for a user's error."""
+        """Save the current step and leave. Tune's checkpoint only points to ours. Raises NotSaved for a user's error."""
         ended = None
         try:
             if self._loop is not None:
@@ -178,11 +178,11 @@ class TrialActor(tune.Trainable):
         Path(checkpoint_dir, POINTER).write_text(json.dumps(pointer))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue from where a checkpoint of Tune's points: another trial's, where a population has copied that."""
+        """Continue from our checkpoint to which Tune's points. It is another trial's if a population has copied that one."""
         source, self._step = read_pointer(checkpoint)
         if source != self.trial_name:
             clone_checkpoint(self._place.parent / source / "checkpoints", self._place / "checkpoints", self._step)
-        while self._known and self._known[0][0] <= self._step:  # Tune has had these
+        while self._known and self._known[0][0] <= self._step:  # Tune already has these
             self._known.popleft()
 
     def cleanup(self) -> None:
@@ -201,13 +201,13 @@ class TrialActor(tune.Trainable):
 
 
 class NotSaved(Exception):
-    """A trial that was to save could not: what has come of it and why, in a line that its driver reads."""
+    """A trial could not save. The message has its outcome and the reason, in a line that its driver reads."""
 
     FORM = re.compile(r"NotSaved: (failed|retryable): (.*)")
 
 
 class TrialRank:
-    """One of the other ranks: an actor that trains what the first one does."""
+    """An actor that is a further rank of a trial. It trains the same run as rank 0."""
 
     def join(self, device: torch.device, **where: Any) -> None:
         logging.disable(logging.INFO)
@@ -220,9 +220,9 @@ class TrialRank:
 
 
 def free_memory() -> None:
-    """Let go of what the trial before has held."""
+    """Free the memory of the previous trial."""
     gc.collect()
-    gc.freeze()  # what is left, all modules, stays: looking through it takes a second
+    gc.freeze()  # the rest, all modules, stays: a scan of it takes a second
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 

@@ -37,23 +37,23 @@ class TrialLoop:
         self._metrics = Metrics(config, metric, after)
         self._steps = config.steps
         self._last: list[tuple[int, float]] = []
-        """The metric of the last step, which is given with the end."""
+        """The metric of the last step, which is returned together with the end."""
         self._asked = Stop(RunFolder.of(config).place).asked
         self._results: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._waits = False
-        """Whether what it waits with was taken."""
+        """Whether the loop waits, and `result` has returned its metric."""
         self._thread = threading.Thread(target=self._train, args=(config, device), daemon=True)
         self._thread.start()
 
     def go_on(self) -> None:
-        """Where it waits, continue."""
+        """Let the loop continue, if it waits."""
         if self._waits:
             self._waits = False
             self._orders.put(True)
 
     def leave(self) -> dict[str, Any] | None:
-        """Save where it waits, and end: what has come of it, where it had not ended before. Raises as `result` does."""
+        """Have the loop save where it waits, and end. Returns its outcome; None if it had ended before. Raises as `result` does."""
         if not self._thread.is_alive():
             return None
         self._orders.put(False)
@@ -64,7 +64,8 @@ class TrialLoop:
         return found
 
     def result(self, seconds: float) -> dict[str, Any] | None:
-        """Its outcome; None if there is none in this time. Raises what has ended the training, if not a user's error."""
+        """The next metrics, or the outcome; None after ``seconds``. Raises the training's error; with one worker, a user's is an
+        outcome."""
         try:
             found = self._results.get(timeout=seconds)
         except queue.Empty:
@@ -75,7 +76,7 @@ class TrialLoop:
         return found
 
     def join(self, seconds: float) -> None:
-        """Wait for its end. Raises RuntimeError where that does not come."""
+        """Wait for the loop's end. Raises RuntimeError if it does not come within ``seconds``."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise RuntimeError("its loop hangs, without the other ranks")
@@ -141,7 +142,7 @@ def outcome_of(error: UserError) -> Outcome:
 
 
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
-    """Train one trial to its end, or until it is asked to stop. Where several workers train it, an error of one ends them all."""
+    """Train one trial to its end, or until it is asked to stop. With several workers, a user's error ends them all."""
     with messages_into_log(RunFolder.of(config), world.rank):
         try:
             train_as_worker(config, world, asked)

@@ -2,10 +2,10 @@
 
     grid = fit(record, domains, tracking, capacity, stop)       # Tune's own ResultGrid
 
-Each start gives Tune all trials of the sweep. One that is over, or has come further than this start of Tune has heard, first
-reports the metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of
-every start. A decision is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own
-snapshots. They hold no secret: a trial is given its values, and takes the rest of its run from Ray's object store.
+Each start gives Tune all trials of the sweep. A trial that is over, or further than this start of Tune knows, first reports the
+metrics of its metrics.jsonl again, without training. So schedulers, searchers and the ResultGrid know every trial of every start. A
+decision is in results.jsonl before it is acted on, and holds. Nothing is restored from Tune's own snapshots. They hold no secret:
+Tune knows a trial's values, and the trial takes the rest of its run from Ray's object store.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ KEEP_SECONDS = 10.0
 
 
 class Keys:
-    """Keeps the keys of buckets out of the actors that Ray Tune makes: until it has made the first, whose settings all have.
+    """Hides the keys of buckets from Ray Tune until it has made the first actor, since all others get the same settings.
 
-    Tune's snapshots are written by a thread that needs the keys: they are back before Tune begins one.
+    The thread that writes Tune's snapshots needs the keys, so they are back before Tune begins one.
     """
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Keys:
             self._hidden |= {name: os.environ.pop(name) for name in KEYS if name in os.environ}
 
     def show(self) -> None:
-        """Put them back."""
+        """Put the keys back into the environment."""
         self._made = self._made or self.last
         os.environ.update(self._hidden)
         self._hidden = {}
 
 
 class Logged(NotKept, TrialScheduler):
-    """A scheduler whose decisions are in results.jsonl before they are returned; a step that is there is decided as it was."""
+    """A scheduler that writes each decision to results.jsonl before it returns it. A step in that file keeps its decision."""
 
     def __init__(self, rule: TrialScheduler, record: Record, stops: Stopper, keys: Keys) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Logged(NotKept, TrialScheduler):
         self._record = record
         self._stops = stops
         self._by_results = not compares_all(record.sweep.config.scheduler)
-        """Whether the rule stands where it stood once it has heard the same results again."""
+        """Whether the same results, given again, bring the scheduler back to the same state."""
         self._before = record.settled_tokens() if record.sweep.config.populates else 0
 
     @property
@@ -95,8 +95,8 @@ class Logged(NotKept, TrialScheduler):
         return self._rule.metric
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """The rule gets the sweep's metric under one name, whatever the sweep calls it."""
-        self._rule.set_search_properties(METRIC, "min", **spec)  # one that has them already heeds it not
+        """Give the scheduler the sweep's metric under one name, whatever the sweep calls it."""
+        self._rule.set_search_properties(METRIC, "min", **spec)  # one that has them already ignores it
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
@@ -136,15 +136,15 @@ class Logged(NotKept, TrialScheduler):
         if (rests or self._record.rests) and decision != self.STOP:
             decision = self.STOP
             by = config.stop
-        if decision == self.STOP and ours.baseline:  # it runs to its end
+        if decision == self.STOP and ours.baseline:  # it is never stopped early
             decision = self.CONTINUE
         self._record.add(ours, step, result[METRIC], decision, by)
         return decision
 
 
 class Watch(NotKept, tune.Callback, Stopper):
-    """Follows the trials: what a population changes of them, how far they are, how they end. Ends Tune's run once nothing is being
-    trained and nothing is to begin.
+    """Follows the trials: changes by a population, their progress, and their ends. Ends Tune's run once no trial is running and
+    none is to begin.
     """
 
     def __init__(self, record: Record, stop: Stop, capacity: TrialCapacity, keys: Keys) -> None:
@@ -156,25 +156,25 @@ class Watch(NotKept, tune.Callback, Stopper):
         self._looked = 0.0
         self._kept = 0.0
         self.trials: list[Any] = []
-        """Tune's, as they stand."""
+        """Tune's trials in their present state."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        """Tune asks once a turn, after it has made actors."""
+        """Whether Tune's run is over. Tune asks once per turn, after it has made actors, so the keys are put back here."""
         self._keys.show()
         return self._record.closed() and not any(trial.status == "RUNNING" for trial in self.trials)
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Ask now and then whether to stop, print what changed, and keep the budget."""
+        """From time to time check for a request to stop, read the trials' progress, and save the seconds that were spent."""
         self.trials[:] = trials
         now = time.monotonic()
         if now - self._looked > LOOK_SECONDS:
             self._looked = now
             self._record.asked = self._record.asked or self._stop.asked()
             self._record.watch()
-            self._room.at_once()  # says when machines come and go
+            self._room.at_once()  # prints when machines come and go
         if now - self._kept > KEEP_SECONDS:
             self._kept = now
             self._record.budget.keep()
@@ -194,7 +194,7 @@ class Watch(NotKept, tune.Callback, Stopper):
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         ours = self._sweep.trials[str(trial)]
-        if METRIC in result and self._record.known(ours, result["step"]) is None:  # the last one, which ends the trial
+        if METRIC in result and self._record.known(ours, result["step"]) is None:  # the last, which ends the trial
             self._record.add(ours, result["step"], result[METRIC], TrialScheduler.CONTINUE)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -231,7 +231,7 @@ def fit(
     stop: Stop,
     actor: type[TrialActor] = TrialActor,
 ) -> tune.ResultGrid:
-    """Run what is left of a sweep. Raises UserError where a person has to see to something first."""
+    """Run the trials of a sweep that are left. Raises UserError where a person has to fix something first."""
     sweep = record.sweep
     config = sweep.config
     notes = sweep.run.place / ".tune"
@@ -287,14 +287,14 @@ def fit(
 
 
 def most_at_once(config: SweepConfig, capacity: TrialCapacity) -> int | None:
-    """The limit of a person, which machines do not set by themselves; None without one, or where all trials wait for each other."""
+    """The limit on trials at once that the options set. None without one, with a searcher, or where trials wait for each other."""
     limited = config.max_concurrent_trials or config.num_cpus
     return capacity.at_once() if limited and not config.suggested and not compares_all(config.scheduler) else None
 
 
 @contextlib.contextmanager
 def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables while the block runs. Afterwards they are as they were: a notebook may have its own Tuner."""
+    """Set environment variables while the block runs, and restore them afterwards: a notebook may have its own Tuner."""
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     try:
@@ -308,7 +308,7 @@ def settings_of_tune(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def wrapped_by(error: BaseException) -> BaseException:
-    """An error of ours, which was raised in Tune's loop; Tune's own where there is none."""
+    """The error of ours behind an error of Tune's loop; Tune's own where there is none."""
     while isinstance(error, TuneError):
         cause = error.__cause__ or error.__context__
         if cause is None:

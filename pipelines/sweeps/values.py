@@ -18,20 +18,20 @@ from pipelines.terminal import cli
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
 MAX_COMBINATIONS = 1000
-"""How many combinations with other values are tried before a value is tried beside the preset's own alone."""
+"""Most combinations with other fields' values that are tried for a value, before it is tried with the preset's own values."""
 
 
 def check_values(
     space: str, metric: str, run_with: RunWith, domains: Mapping[str, Any], own: Mapping[str, Any] | None
 ) -> None:
     """Raise UserError for a listed value or an end of a range that no trial could be trained with, or whose metric would never be
-    logged; and StoreError for a split that one would miss.
+    logged. Raises StoreError if a split is missing that a trial reads.
 
     Args:
         run_with: the sweep's run with values in some fields; it raises ValueError where they do not fit together.
         own: the values of the trial that is the preset itself; None where there is no such trial.
     """
-    from ray.tune.search.sample import Categorical  # seconds, as below
+    from ray.tune.search.sample import Categorical  # the imports take seconds
 
     from pipelines.training.scoring import check_logged
     from tune_spaces.drawing import expand, listed_or_ends
@@ -70,8 +70,8 @@ def check_values(
 
 
 def _first_fitting(check: RunWith, candidates: Iterable[Mapping[str, Any]]) -> TrainConfig:
-    """The run with the first of these values, of which there are some, that fit together. Raises the first ones' ValueError where
-    none do.
+    """The run with the first of the candidates whose values fit together; there is at least one candidate. Raises the first one's
+    ValueError where none do.
     """
     refused: ValueError | None = None
     for values in candidates:

@@ -61,15 +61,15 @@ T = TypeVar("T")
 
 COUNTS = 1 << 53
 SEEDS = 1 << 63
-"""Upper bound of whole numbers, so that products of counts still have 64 bits."""
+"""Upper bounds of seeds, and of other whole numbers (COUNTS), so that products of counts still have 64 bits."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
-"""Where nobody reads any more what a command was made to print, as a shell has it of others."""
+"""Exit status if the reader of a command's output has gone, as a shell reports it for SIGPIPE."""
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that end or reorder a line in which a name or a path is printed."""
 TEXT = "text"
 """The metadata of a field that takes text, which may have several lines: ``field(default="", metadata={TEXT: True})``."""
 URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
-"""How a URI begins that was taken for a path."""
+"""Beginning of a URI that was parsed as a path, which drops a slash."""
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -80,7 +80,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             stream = open(os.devnull, "w")  # noqa: SIM115
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a sign shows another
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
     try:
         home.enter()
         module = home.stale_module()
@@ -103,7 +103,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         with contextlib.suppress(OSError):  # a full disk
             print(without_credentials(told), file=sys.stderr)
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # as rich leaves it
+        if isinstance(leaving.__context__, BrokenPipeError):  # rich exits so at a closed pipe
             sys.exit(UNREAD_STATUS)
         raise
     except KeyboardInterrupt:
@@ -119,8 +119,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def _refused_output(further: str = "") -> str:
-    """Why stdout, on a full disk, does not take what was printed and something ``further``; empty where it does. After that what is
-    printed goes nowhere.
+    """Flush stdout, with ``further`` text. Returns why it cannot be written, as on a full disk; empty if it can be. After a failure
+    further output is discarded.
     """
     try:
         print(end=further, flush=True)
@@ -135,7 +135,7 @@ def _refused_output(further: str = "") -> str:
 
 
 def _unread() -> bool:
-    """Whether whoever read stdout has gone: what is left to print goes nowhere then."""
+    """Whether the reader of stdout has gone. If so, further output is discarded."""
     gone = False
     try:
         sys.stdout.flush()
@@ -144,7 +144,7 @@ def _unread() -> bool:
         gone = any(event & select.POLLERR for _, event in look.poll(0))
     except BrokenPipeError:
         gone = True
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # stdout is no file
         return False
     if gone:
         discard()
@@ -154,7 +154,7 @@ def _unread() -> bool:
 def sentence(error: BaseException) -> str:
     """The message of an error on one line, without credentials; an OSError as "file: reason"."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename2 or error.filename}: {error.strerror}"  # the second: what a file was to be called
+        return f"{error.filename2 or error.filename}: {error.strerror}"  # the second: the new name of a file
     if isinstance(error, MemoryError):
         return f"not enough memory ({str(error) or 'on this machine'}): ask for fewer or smaller things at once"
     return without_credentials(" ".join(str(error).split())) or type(error).__name__
@@ -162,7 +162,7 @@ def sentence(error: BaseException) -> str:
 
 @contextmanager
 def as_a_warning(what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Work that may fail without ending the command: a line reports it."""
+    """Run a block that may fail without ending the command: a warning reports a ValueError, an OSError or one of ``kinds``."""
     try:
         yield
     except (ValueError, OSError, *kinds) as error:
@@ -202,13 +202,13 @@ def check_values(config: object, group: str = "") -> None:
     """Raise UserError for a value that its type allows and nothing here can use.
 
     Args:
-        group: what stands before the names of its options, as ``data.``.
+        group: prefix of the names of its options, such as ``data.``.
     """
     for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
         value = getattr(config, field.name)
         name = group + field.name.replace("_", "-")
         option = f"--{name}"
-        unnamed = "tyro.conf" in str(field.type)  # marked so that its options stand without its name
+        unnamed = "tyro.conf" in str(field.type)  # a mark: its options have no prefix of its name
         check_values(value, group if unnamed else f"{name}.")
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and math.isnan(one):
@@ -222,15 +222,15 @@ def check_values(config: object, group: str = "") -> None:
                     raise UserError(f"{option} is {told!r}: leave out the control character {odd[0]!r}")
             if isinstance(one, Path) and URI_AS_PATH.match(str(one)):
                 public = without_credentials(str(one).replace(":/", "://", 1))
-                told = public.replace("://", ":/", 1)  # as a path has it
+                told = public.replace("://", ":/", 1)  # as Path writes it
                 raise UserError(f"{option} is {told}, a URI: give a file or folder of this machine")
 
 
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
-    """Raise what tyro found wrong as one sentence, in place of the box that it would print and exit after."""
+    """Raise tyro's complaint as a UserError of one sentence, in place of the box that tyro would print before it exits."""
     if isinstance(event, UnrecognizedArgs):
         raise UserError(unknown(event.tokens, read))
-    if isinstance(event, MissingArgs) and event.unrecognized_tokens:  # a misspelt option is missing, too
+    if isinstance(event, MissingArgs) and event.unrecognized_tokens:  # the missing option may be there, misspelt
         raise UserError(unknown(event.unrecognized_tokens, read))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
@@ -262,7 +262,7 @@ def parse_preset(
     """Read `PRESET [--dotted.field value]...`: the named value, with some of its fields replaced.
 
     Args:
-        noun: what the names are of; also of the option `--presets` that searches them.
+        noun: the kind of thing that is named; the option that searches it is called after it, as `--presets`.
         names: how `--help` lists them; by default their names alone.
         search: the list for `--presets WORD...`, given the words.
 
@@ -292,7 +292,7 @@ def parse_preset(
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
+    """A duration in words: `45 s`, `12 min`, `3 h 20 min`."""
     minutes = round(seconds / 60)
     if seconds < 99.5:
         return f"{seconds:.0f} s"

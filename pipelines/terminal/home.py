@@ -24,7 +24,7 @@ HEAD = "THROUGHLINE_HEAD"
 def enter() -> None:
     """Make THROUGHLINE_HOME the working directory where it is set. Raises ValueError where that cannot be.
 
-    Without it a Ray job stands in a copy of its folder, which goes with the job: the home folder is taken then.
+    Without it, a Ray job would run in a copy of its folder, which is removed with the job: the home folder is taken then.
     """
     try:
         Path.home()

@@ -16,7 +16,7 @@ from pipelines.terminal import home
 
 
 def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> str:
-    """The sentence for words that tyro did not know."""
+    """The error message for words that tyro did not recognize."""
     option = next((word for word in words if word.startswith("-")), None)
     if option is None:
         split = (

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 
 
 def lines() -> Console:
-    """Prints sentences as they are, each on one line; tables in 120 columns where there is no terminal."""
+    """A console that prints sentences as they are, each on one line, and tables in 120 columns where there is no terminal."""
     return Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def listing(lines: Mapping[str, str], width: int = 0) -> str:
-    """Names with a line each, in two columns, as `--help` lists them; ``width``: of the names, at least."""
+    """Names with a line each, in two columns, as `--help` lists them; ``width``: least width of the names."""
     width = max([width, *map(len, lines)])
     return "\n".join(f"  {name:{width}}  {line}".rstrip() for name, line in lines.items())
 
@@ -58,7 +58,7 @@ def discard() -> None:
 def bar(
     what: str, total: float | None, *columns: ProgressColumn, console: Console, stays: bool = False
 ) -> Iterator[Callable[..., None]]:
-    """A bar while the block runs, on a terminal alone. Yields what moves it: `Progress.update` of rich, without the task.
+    """A bar while the block runs, on a terminal alone. Yields a function that moves it: `Progress.update` of rich, less the task.
 
     A column may show `{task.fields[detail]}`, which an update sets by ``detail=``.
     """

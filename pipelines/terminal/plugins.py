@@ -32,7 +32,7 @@ BUNDLED = ("studies.papers",)
 
 
 def load() -> list[ModuleType]:
-    """Import them, those that are imported already excepted. Raises UserError for one that is not there."""
+    """Import the modules that THROUGHLINE_PLUGINS names. Raises UserError for one that is not there."""
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if names and not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())

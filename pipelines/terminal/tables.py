@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 Form = str | Callable[[Any], str] | None
-"""How a number is written: a format, or a function; None for what is text, and stands to the left."""
+"""How a value is written: a format, or a function; None for text, which is aligned left."""
 
 
 def table(
@@ -22,7 +22,7 @@ def table(
     best: Mapping[str, Callable[[Iterable[Any]], Any]],
     **style: Any,
 ) -> Table:
-    """Heading and form of each column, by the key of the rows. Missing values are dashes.
+    """A table of rows. ``columns``: heading and form of each column, by the rows' key. Missing values are dashes.
 
     Args:
         best: min or max of the columns in which the best value is bold.
@@ -50,7 +50,7 @@ def written(value: Any, form: Form) -> str:
 
 
 def perplexity(value: float) -> str:
-    """Two decimals; three significant digits from a million, where untrained models are."""
+    """A perplexity with two decimals; from a million on, where untrained models are, with three significant digits."""
     return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
 
 
@@ -70,7 +70,7 @@ def counted(count: int, what: str) -> str:
 
 
 def short(count: float) -> str:
-    """1234567 → 1.23M."""
+    """A large number in short: 1234567 → 1.23M."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g}{letter}" if count < 100 * size else f"{count / size:.0f}{letter}"

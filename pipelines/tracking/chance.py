@@ -21,14 +21,14 @@ from statistics import NormalDist
 import numpy as np
 
 FEW_DOCUMENTS = 10
-"""Where there are fewer, parts of each are the groups."""
+"""With fewer documents than this, groups are parts of documents."""
 PARTS = 20
-"""Groups that documents are then cut into, at least."""
+"""Least number of groups into which few documents are cut."""
 MAX_GROUPS = 1000
 MIN_GROUPS = 5
 """Groups below which no interval is given."""
 TAIL = 0.025
-"""Beyond each end of an interval."""
+"""Probability beyond each end of an interval."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Difference:
 
     mean: float
     error: float
-    """Its standard error."""
+    """Standard error of the mean."""
     groups: int
 
     @property
@@ -51,8 +51,8 @@ class Difference:
 
 
 def edges_of(starts: np.ndarray) -> np.ndarray:
-    """Where groups begin and end, int64 [G + 1]: a group is a document, several behind each other where there are very many, or a
-    part of one where there are few.
+    """Where groups begin and end, int64 [G + 1]. A group is a document, or several in a row if there are more than `MAX_GROUPS`, or
+    a part of one if there are fewer than `FEW_DOCUMENTS`.
 
     Args:
         starts: int64 [documents + 1]. Where the positions of each document begin, in one row of all of them.
@@ -68,7 +68,7 @@ def edges_of(starts: np.ndarray) -> np.ndarray:
 
 
 def paired(one_G: np.ndarray, other_G: np.ndarray, tokens_G: np.ndarray) -> Difference | None:
-    """The difference of sums over the same groups. None where they are of other groups, or too few."""
+    """The difference of two passes, from their sums over the same groups. None if the numbers of groups differ or are too small."""
     if len(one_G) != len(other_G) or len(one_G) != len(tokens_G):
         return None
     used_G = tokens_G > 0

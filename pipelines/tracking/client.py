@@ -13,13 +13,13 @@ from common.errors import UserError, first_cause
 from pipelines.config.run import TrackingConfig
 
 MAX_CAUSE_LENGTH = 600
-"""Characters of what MLflow says: its remedy often comes last."""
+"""Most characters that are shown of an error of MLflow: its remedy often comes last."""
 REQUEST_SECONDS = 8
-"""A single request to a server gets no longer than this; the thread asks again."""
+"""Seconds that a single request to a server may take; the thread then asks again."""
 
 
 class TrackingError(UserError, ConnectionError):
-    """MLflow does not answer or refuses, and the run was told to stop then: it is not started again either."""
+    """MLflow does not answer or refuses, where this must end the command. A run is not started again after it either."""
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
@@ -33,7 +33,7 @@ def is_server(config: TrackingConfig) -> bool:
 
 
 def load_mlflow() -> None:
-    """Import MLflow such that no request of it can take minutes and nothing of it talks."""
+    """Import MLflow with short time limits for requests, and without telemetry and log messages."""
     settings = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_SECONDS),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -51,9 +51,9 @@ def load_mlflow() -> None:
 
 
 TRANSIENT = (401, 408, 409, 429)
-"""Refusals that may pass: somebody corrects the password, or the server is less busy."""
+"""HTTP statuses of refusals that may pass: somebody corrects the password, or the server is less busy."""
 PACKAGES = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
-"""Packages of the databases' drivers, where they are called otherwise."""
+"""Packages of the databases' drivers, where they have another name than the module."""
 
 
 def check_tracking(config: TrackingConfig, root: Path) -> None:
@@ -70,7 +70,7 @@ def check_tracking(config: TrackingConfig, root: Path) -> None:
         if path.is_dir():
             raise UserError(f"{path} is a folder, and MLflow's database is a file: name one in it by --tracking.uri")
         if path.exists():
-            with path.open("rb"):  # or PermissionError
+            with path.open("rb"):  # raises PermissionError if it may not be read
                 _check_schema(uri)
 
 
@@ -96,13 +96,13 @@ def _check_schema(uri: str) -> None:
 
     try:
         MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
-    except Exception as error:  # whatever it is: what can pass is tried again by the tracker
+    except Exception as error:  # of any kind: the tracker retries transient ones
         if is_final(error):
             raise UserError(cannot_use(uri, error)) from None
 
 
 def is_final(error: Exception) -> bool:
-    """Whether sending the same again would be refused again: of a run that someone deleted, say, or a file that is too large."""
+    """Whether MLflow would refuse the same request again: for a deleted run, say, or a file that is too large."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, UserError) or is_of_another_version(error):
@@ -110,7 +110,7 @@ def is_final(error: Exception) -> bool:
     if isinstance(error, MlflowException):
         status = error.get_http_status_code()
     else:
-        status = getattr(getattr(error, "response", None), "status_code", 0)  # of an upload
+        status = getattr(getattr(error, "response", None), "status_code", 0)  # an upload's error
     return isinstance(error, FileNotFoundError) or (400 <= status < 500 and status not in TRANSIENT)
 
 
@@ -121,7 +121,7 @@ def is_of_another_version(error: BaseException) -> bool:
     from sqlalchemy.exc import DatabaseError, OperationalError
 
     if isinstance(error, MlflowException):
-        return "database schema" in str(error)  # it has no code of its own
+        return "database schema" in str(error)  # this error has no code of its own
     return isinstance(error, CommandError) or (
         isinstance(error, DatabaseError) and not isinstance(error, OperationalError)
     )

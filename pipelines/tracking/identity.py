@@ -1,22 +1,22 @@
-"""Which run in MLflow a folder is: `<run>/mlflow_run.json`.
+"""`<run>/mlflow_run.json` records which run in MLflow belongs to a folder.
 
     {"key": "0badc0de…", "run_id": "0123…", "place": "/data/runs/mine", "starts": ["1f0c2d3e…"], "uri": …, "experiment": …}
 
-Whoever copies the folder copies this file too, and two folders would write to one run. So each start of a run notes a name of its
-own here before MLflow is asked, and then in MLflow (tags `throughline.start` and `throughline.place`). Two things tell a copy:
+A copy of the folder has a copy of this file, and two folders would write to one run. So each start of a run writes a name of its
+own into this file before it asks MLflow, and then into MLflow (tags `throughline.start`, `throughline.place`). Signs of a copy:
 
-- The file says that the run was in another place, and there it still is: with the same key, and without this start. A folder that
-  was moved is there no more; the same folder, seen by another path or URI, has this start there too.
-- A start that the file does not know has continued MLflow's run: it ran in a folder that cannot be seen from here.
+- The file names another place, and the run is still there, with the same key and without this start. A folder that was moved is
+  gone from its old place. The same folder under another path or URI has this start there too.
+- A start that the file does not list has continued MLflow's run: it ran in a folder that cannot be seen from here.
 
-A copy becomes a run of its own, whose tags `origin` and `origin.run_id` name the other one; its curve begins with that of its own
+A copy becomes a new run in MLflow, whose tags `origin` and `origin.run_id` name the original. Its curve begins with its copy of
 metrics.jsonl, so it is whole.
 
-MLflow's points never change either. Where a start trains steps again that MLflow has, and with other fields, the folder becomes a
-run of its own in the same way, and the run that is left is ended.
+MLflow's points never change. If a start trains steps again that MLflow already has, with other fields, the folder becomes a new run
+in the same way, and the old run is ended.
 
-MLflow's params never change, and a run's fields may (`--allow-change`). So the file keeps them as they are now (`params`), and what
-was changed at which step (`changes`), which MLflow gets as tags: `changed.optim.lr` is `step 10: 0.002 → 0.1`.
+MLflow's params never change, but a run's fields may (`--allow-change`). So the file keeps the present fields (`params`), and each
+change with its step (`changes`). MLflow gets the changes as tags: `changed.optim.lr` is `step 10: 0.002 → 0.1`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from pipelines.config.run import may_change
 RECORD = "mlflow_run.json"
 PARAM_LENGTH = 6000
 TAG_LENGTH = 5000
-"""MLflow's limits."""
+"""MLflow's limits: characters of a param and of a tag."""
 KEY = "throughline.run_key"
-"""Tag by which a run is found that MLflow made and that we were killed, or not answered, before we could note its id."""
+"""Tag that finds a run that MLflow made, but whose id we could not note: we were killed, or got no answer."""
 CHANGED = "changed."
-"""Beginning of the tags, one for each field, that say what was changed after the run had begun, as in `step 10: 0.002 → 0.1`."""
+"""Prefix of the tags, one for each field, that record a change after the run had begun, as in `step 10: 0.002 → 0.1`."""
 WHERE = re.compile(r"run|root|allow_change|tracking\..*")
-"""Fields that say where a run is and how it is tracked: whoever changes them changes nothing of its training."""
+"""Fields for a run's place and tracking, which do not affect its training."""
 START = "throughline.start"
 PLACE = "throughline.place"
 """Tags of a run: which start of it was the last one to write to it, and where its folder was then."""
 
 
 def saved_run(run_folder: Path) -> dict[str, Any]:
-    """Which run in MLflow this folder is. Empty where there is no mlflow_run.json. Raises UserError where that is damaged."""
+    """The contents of mlflow_run.json, which name the folder's run in MLflow; empty without it. Raises UserError if damaged."""
     path = run_folder / RECORD
     try:
         saved = json.loads(path.read_bytes())
@@ -83,19 +83,19 @@ def begin_run(
     params: Mapping[str, Any] | None = None,
     abandoned: bool = False,
 ) -> str:
-    """Note a start of the run. Whoever starts it again finds by its key the run that MLflow was too slow to name.
+    """Note a start of the run. By the run's key, a later start finds the run whose id MLflow was too slow to send.
 
     Args:
         run_folder: where this machine's processes write the run's files.
         place: where the run is: this folder, or the place in a bucket that the folder is a working copy of.
         step: the step from which the run continues.
-        recorded: what a checkpoint says of the run (`run_id`, `place`, `starts`), where the folder has no mlflow_run.json.
+        recorded: a checkpoint's record of the run (`run_id`, `place`, `starts`), if the folder has no mlflow_run.json.
         publish: copies mlflow_run.json to the place.
-        params: what the run is trained with from this step on; None: it is not trained.
+        params: the fields that the run is trained with from this step on; None: it is not trained.
         abandoned: whether an earlier start had recorded metrics of later steps.
 
-    Returns a sentence where the folder is a run of its own in MLflow from now on, since it is a copy of another run's, or since
-    MLflow has points of later steps that were trained otherwise; empty otherwise.
+    Returns a sentence if the folder becomes a new run in MLflow: it is a copy of another run's, or MLflow has points of later steps
+    that were trained otherwise. Else empty.
     """
     start = uuid.uuid4().hex[:16]
     saved: dict[str, Any] = saved_run(run_folder) or dict(recorded or {})
@@ -106,7 +106,7 @@ def begin_run(
         others = unlike(saved.get("params", {}), params) if abandoned else []
         saved |= with_changes(saved, params, step)
     save_run(run_folder, saved)
-    publish()  # before the other place is looked at: if it is this one, it shows the new start
+    publish()  # before the other place is read: if it is this one, it must show the new start
     before = str(saved["place"])
     said = ""
     if before != place.recorded and is_elsewhere(saved, start):
@@ -126,7 +126,7 @@ def begin_run(
 
 
 def is_elsewhere(saved: Mapping[str, Any], start: str) -> bool:
-    """Whether the place that a run's record names still has that run, though it is another folder: one without this start."""
+    """Whether the place in a run's record still has that run in another folder, which does not know this start."""
     # Nothing is there, or it cannot be seen from here.
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
         other = json.loads((Place.parse(saved["place"]) / RECORD).read_bytes())
@@ -156,15 +156,15 @@ def forked(saved: Mapping[str, Any], place: str, step: int) -> dict[str, Any]:
 
 
 def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The fields of two trainings by which their metrics differ."""
+    """The fields that differ between two trainings and affect their metrics."""
     return [key for key in now if as_param(before.get(key, now[key])) != as_param(now[key]) and not may_change(key)]
 
 
 def with_changes(saved: Mapping[str, Any], params: Mapping[str, Any], step: int) -> dict[str, Any]:
     """The fields that the run is trained with from a step on, and the changes that led to them, for its record.
 
-    A start that was killed before its first checkpoint is repeated from the same step, and one whose checkpoints are damaged, from
-    an earlier one. So the changes from that step on are undone first, and each is there once.
+    A start that was killed before its first checkpoint is repeated from the same step; one whose checkpoints are damaged, from an
+    earlier one. So the changes from that step on are undone first, and each is listed once.
     """
     now = {key: as_param(value) for key, value in params.items() if not WHERE.fullmatch(key)}
     before = {key: as_param(value) for key, value in saved.get("params", {}).items()}
@@ -178,7 +178,7 @@ def with_changes(saved: Mapping[str, Any], params: Mapping[str, Any], step: int)
 
 
 def as_param(value: object) -> str:
-    """A value as MLflow gets it."""
+    """A value as text for a param in MLflow: without credentials, and cut to the limit."""
     return without_credentials(value)[:PARAM_LENGTH]
 
 
@@ -193,13 +193,13 @@ def changes_as_tags(changes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def changed_by_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """The newest value of each field that these tags of a run say was changed."""
+    """The newest value of each field that changed, by a run's tags."""
     changed = {key: tag for key, tag in tags.items() if key.startswith(CHANGED)}
     return {key.removeprefix(CHANGED): tag.rpartition(" → ")[2] for key, tag in changed.items()}
 
 
 def is_a_copy(place: str, of: str) -> str:
-    """A sentence on two places, as they are recorded."""
+    """The message that one recorded place is a copy of another."""
     told = "it becomes a run of its own in MLflow, which begins with the curve that was copied"
     return f"{shown(place)} is a copy of {shown(of)}: {told}"
 
@@ -210,8 +210,8 @@ def shown(place: str) -> str:
 
 
 def tags_of(saved: Mapping[str, Any]) -> dict[str, str]:
-    """The tags by which a run's folder and its run in MLflow are compared, those that name the run that it is a copy of, and those
-    that say what was changed after it had begun.
+    """A run's tags in MLflow: its last start and place, by which folder and run are compared, the origin of a copy, and changes
+    after the run had begun.
     """
     tags = {START: saved["starts"][-1], PLACE: saved["place"], **changes_as_tags(saved.get("changes", []))}
     origin = saved.get("origin")

@@ -1,7 +1,7 @@
 """Every metric of a run, once: its name in metrics.jsonl and MLflow, its unit, how it is written, and which way is better.
 
-The console, the comparison of runs, sweeps and their charts, and `pipelines.evaluate` take from here what they say of a metric;
-what it means, docs/mlflow.md says. One more metric of a validation is one more entry:
+The console, comparisons, sweeps and their charts, and `pipelines.evaluate` take names, units and formats from here; docs/mlflow.md
+explains the metrics. A further metric of a validation is one more entry:
 
     METRICS["validation/perplexity"] = Metric(
         "validation/perplexity", "perplexity per token", "perplexity", better="lower", of=lambda score: score.perplexity
@@ -27,16 +27,16 @@ class Metric:
 
     name: str
     about: str
-    """In words, as at an axis."""
+    """The metric in words, as at an axis."""
     unit: str
     form: str = ".4f"
-    """How `format` writes it."""
+    """Format of its values, for `format`."""
     better: Literal["lower", "higher", "neither"] = "neither"
     """Which values are better. A sweep can minimise metrics that are better when lower."""
     console: str = ""
-    """The console's text for it while a run trains, with a place for the value."""
+    """Text for the console while a run trains, with a placeholder for the value; empty: not shown there."""
     of: Callable[[Score], float] | None = None
-    """For a metric of the validation split: from the sums over it. NaN where they do not have it."""
+    """For a validation metric: computes it from the sums over the split. NaN if they do not have it."""
 
     def __post_init__(self) -> None:
         plain = re.fullmatch(r"[/\w.\- :]{1,250}", self.name) and posixpath.normpath(self.name) == self.name
@@ -48,7 +48,7 @@ class Metric:
 
     @property
     def column(self) -> str:
-        """Its name in a table's file."""
+        """Name of the metric's column in a table's file."""
         return self.name.removeprefix("validation/").replace("/", "_")
 
 
@@ -122,18 +122,18 @@ def training_metrics(sums: Sequence[float], tokens: int) -> dict[str, float]:
 
 
 def validation_metrics(score: Score) -> dict[str, float]:
-    """All that follow from the sums over a validation split."""
+    """All metrics that follow from the sums over a validation split, without NaNs."""
     found = {metric.name: metric.of(score) for metric in METRICS.values() if metric.of is not None}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def further() -> list[Metric]:
-    """Those of a validation that somebody has added."""
+    """Validation metrics that plug-ins have added."""
     return [metric for metric in METRICS.values() if metric.of is not None and metric not in _KNOWN]
 
 
 def check_compared(field: str, name: str, of: str = "") -> None:
-    """Raise UserError where a field names no metric, or none that begins so, of which the lower is the better."""
+    """Raise UserError unless a field names a metric that is better when lower, with the prefix ``of``."""
     choices = [each for each, metric in METRICS.items() if metric.better == "lower" and each.startswith(of)]
     if name not in choices:
         raise UserError(f"{field} is {name!r}: {nearest(name, choices)}")

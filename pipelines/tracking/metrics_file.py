@@ -26,7 +26,7 @@ class Record:
 
     step: int
     time: int
-    """Milliseconds since the epoch. A record that is sent twice carries it twice, by which MLflow knows it again."""
+    """Milliseconds since the epoch. A record that is sent twice has the same time, by which MLflow recognizes it."""
     metrics: Mapping[str, float]
 
     def line(self) -> bytes:
@@ -98,7 +98,7 @@ class MetricsFile:
                 print(f"warning: {self.path}: {error.strerror}: metrics wait for room", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Write what is pending, and close the file. Idempotent."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._descriptor, self._pending)

@@ -35,7 +35,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
 NAME_LENGTH = 250
-"""MLflow's limits."""
+"""MLflow's limits: metrics and params of a batch, characters of a name."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DatasetInfo:
 
 @dataclass
 class MlflowRun:
-    """The run in MLflow. Whatever is called again, because it was not answered, finds what it had done."""
+    """The run in MLflow. A call that is repeated, because MLflow did not answer, finds what the first one had done."""
 
     config: TrackingConfig
     root: Path
@@ -65,7 +65,7 @@ class MlflowRun:
     step: int = 0
     """The step from which the run continues."""
     attached: bool = False
-    """Whether it is a run that exists, to which something is added."""
+    """Whether something is added to a run that exists already."""
     run_id: str = ""
     client: Any = None
     models: LoggedModels = field(init=False)
@@ -73,9 +73,9 @@ class MlflowRun:
     _sent_tags: Mapping[str, str] = field(default_factory=dict)
     _monitor: Any = None
     _experiment_name: str = ""
-    """The experiment that the run is in,"""
+    """Name of the experiment that the run is in."""
     _searched: str = ""
-    """and its id."""
+    """Id of that experiment."""
     _found: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
@@ -98,11 +98,11 @@ class MlflowRun:
         self.run_id = run_id
 
     def describe(self) -> None:
-        """Tags, the params that the run lacks (MLflow's are immutable), and the data set."""
+        """Send tags, the params that the run lacks (MLflow's are immutable), and the data set."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         saved = saved_run(self.folder)
-        if self._found:  # of a folder that was moved, the name is another one
+        if self._found:  # a folder that was moved has another name
             renamed = self.name[:NAME_LENGTH] if saved.get("name", self.name) != self.name else None
             self.client.update_run(self.run_id, status="RUNNING", name=renamed)
         lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
@@ -129,7 +129,7 @@ class MlflowRun:
             self._start_monitor(resume=self._found)
 
     def send(self, records: list[Record]) -> None:
-        """Send the points of these records that MLflow lacks: of a step that it has, or has twice here, the first one stays."""
+        """Send the points of these records that MLflow lacks. The first point of a metric at a step stays."""
         from mlflow.entities import Metric
 
         points: dict[tuple[str, int], Metric] = {}
@@ -145,11 +145,11 @@ class MlflowRun:
                 self._note(point)
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
-        """The model of a checkpoint, with the validation metrics of its step."""
+        """Make a checkpoint a model in MLflow, with the validation metrics of its step."""
         self.models.log(step, tags, [points[step] for points in self._points.values() if points.get(step)])
 
     def register(self, step: int, folder: Path, name: str, owner: Path) -> None:
-        """The model of a step, with these files, as the best of those of its owner, a run or a sweep. The folder is removed."""
+        """Register the model of a step, with the folder's files, as the best of its owner, a run or a sweep. Removes the folder."""
         saved = saved_run(owner)
         self.models.register(step, folder, name, {KEY: saved["key"], PLACE: saved["place"]})
         self._save(registered=str(step))
@@ -159,7 +159,7 @@ class MlflowRun:
         """End the run in MLflow with this status, and delete what an abandoned request made twice."""
         self.models.look_again()
         if not self.attached:
-            # A request that was given up may have been done late.
+            # MLflow may have carried out a request that was given up.
             for run in self._of_key(saved_run(self.folder).get("key", "")):
                 if run.info.run_id != self.run_id:
                     self.client.delete_run(run.info.run_id)
@@ -169,7 +169,7 @@ class MlflowRun:
             self.client.set_terminated(self.run_id, status=status)
 
     def restart_monitor(self) -> None:
-        """MLflow's monitor of the system gives up at the first request that fails."""
+        """Start MLflow's system monitor again: it gives up at the first request that fails."""
         if self._monitor is not None:
             self._monitor.finish()
             self._start_monitor(resume=True)
@@ -177,7 +177,7 @@ class MlflowRun:
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
         key = saved.get("key", "")
         noted = saved.get("run_id")
-        begun = [] if noted else self._of_key(key)  # and perhaps made
+        begun = [] if noted else self._of_key(key)  # an earlier start may have made the run
         run = begun[0] if begun else self._existing(noted)
         if run is not None and run.data.tags.get(START, saved["starts"][0]) not in saved["starts"]:
             run = self._leave(run)
@@ -194,7 +194,7 @@ class MlflowRun:
                 )
             self._experiment_name = named
         else:
-            if noted:  # of a store that no longer has it, or never had
+            if noted:  # MLflow's store no longer has it, or never had
                 key = uuid.uuid4().hex
                 self._save(key=key, run_id=None, registered=None)
             tags = {KEY: key, START: saved["starts"][-1]}
@@ -206,14 +206,14 @@ class MlflowRun:
         return run.info.run_id
 
     def _leave(self, run: Any) -> None:
-        """Make this folder a run of its own: another one has continued MLflow's run since this one was copied."""
+        """Make this folder a new run: another folder has continued MLflow's run since this one was copied."""
         saved = saved_run(self.folder)
         place = run.data.tags.get(PLACE, saved["place"])
         save_run(self.folder, forked(saved, place, self.step))
         print(f"note: {is_a_copy(saved['place'], place)}", file=sys.stderr, flush=True)
 
     def _of_key(self, key: str) -> list[Any]:
-        """The runs that were made under a key: one, or one more where MLflow was too slow to say so."""
+        """The runs that were made under a key: one, or more if MLflow was too slow to answer."""
         if not key:
             return []
         self._searched = self._searched or self._experiment()
@@ -247,7 +247,7 @@ class MlflowRun:
         return found.experiment_id
 
     def _known(self, key: str) -> dict[int, Any]:
-        """MLflow's points of a metric, by step. It is asked once, and only of a run that was there before."""
+        """MLflow's points of a metric, by step. MLflow is asked once, and only about a run that was there before."""
         if key not in self._points:
             history = self.client.get_metric_history(self.run_id, key) if self._found else []
             self._points[key] = {}
@@ -259,7 +259,7 @@ class MlflowRun:
         self._points[point.key].setdefault(point.step, point if point.key.startswith("validation/") else None)
 
     def _save(self, **values: Any) -> None:
-        """Note something of the run, and where it is; None removes what was noted."""
+        """Write values into mlflow_run.json, with the tracking URI and the experiment. A value None removes its key."""
         where = {"uri": without_credentials(tracking_uri(self.config, self.root)), "experiment": self._experiment_name}
         saved = saved_run(self.folder)
         noted = {key: value for key, value in {**saved, **values, **where}.items() if value is not None}

@@ -1,9 +1,9 @@
 """Checkpoints as MLflow's LoggedModels, at their steps and with their validation metrics, and the best of them in the registry.
 
-A LoggedModel says where the checkpoint is (tag `checkpoint`) and copies none of it: a run's checkpoints are gigabytes, and most
-are removed while it trains. The best one alone has files, those of `pipelines.export`: it is what the registry hands out.
-Each is looked up by the tag `step` before it is made, so that kills and resumes make none twice; what a request that was given up,
-and sent again, has made twice goes at the next look.
+A LoggedModel records the checkpoint's place (tag `checkpoint`) and copies none of it: a run's checkpoints are gigabytes, and most
+are removed while it trains. Only the best one has files, those of `pipelines.export`, which the registry hands out. Each is looked
+up by the tag `step` before it is made, so that kills and resumes make none twice. A second one, made by a request that was given up
+and sent again, is deleted at the next lookup.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipelines.tracking.identity import KEY, PLACE, shown
 BEST = "best"
 """The alias of the registered model's version that has the best validation."""
 SLOWEST_UPLOAD = 2e6
-"""Bytes a second: a request that uploads a file may take as long as this needs."""
+"""Slowest upload in bytes per second: a request that uploads a file may take as long as this needs."""
 VALUE_LENGTH = 500
 """MLflow's limit for a LoggedModel's params."""
 
@@ -40,7 +40,7 @@ class LoggedModels:
     params: Mapping[str, Any]
     _experiment: str = ""
     _by_step: dict[int, Any] | None = None
-    """Those that MLflow has; None: it is to be asked."""
+    """MLflow's models by step; None: MLflow has to be asked."""
     _outputs: set[str] = field(default_factory=set)
     """Ids of the models that the run lists as its own."""
 
@@ -51,12 +51,12 @@ class LoggedModels:
         known = self._known()
         model = known.get(step)
         told = {key: without_credentials(value) for key, value in tags.items()}
-        # Made again, after the run fell back: it lies elsewhere.
+        # The checkpoint was made again after the run fell back, and may be elsewhere.
         if model is not None and told.items() - model.tags.items():
             self.client.set_logged_model_tags(model.model_id, told)
         if model is not None and str(model.status) == "READY" and model.model_id in self._outputs:
             return
-        self._by_step = None  # what is sent now may arrive though it is not answered: look before sending it again
+        self._by_step = None  # a request may arrive without an answer: look the model up before sending it again
         if model is None:
             model = self.client.create_logged_model(
                 self._experiment,
@@ -122,7 +122,7 @@ class LoggedModels:
         return self._registered_model(marked, owner)
 
     def look_again(self) -> None:
-        """At the end: a request that was given up can have been answered since."""
+        """Look the models up again at the end: a request that was given up may have been carried out since."""
         if self._by_step is not None:
             self._by_step = None
             self._known()

@@ -1,4 +1,4 @@
-"""Reads runs back from MLflow, for those whose folder is not at hand.
+"""Reads runs from MLflow whose folder is not at hand.
 
 run = read_run(TrackingConfig(uri="http://host:5000"), Path("runs"), "0123…", ["validation/bits_per_token"])
 run.params, run.records, run.children
@@ -26,7 +26,7 @@ from pipelines.tracking.identity import changed_by_tags
 from pipelines.tracking.metrics_file import Record
 
 MAX_CHILDREN = 50_000
-"""More MLflow does not list at once."""
+"""Most runs that MLflow lists at once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StoredRun:
     id: str
     name: str
     params: Mapping[str, str]
-    """As they are now: of those that were changed after the run had begun, the newest value."""
+    """The present params: the newest values of those that were changed after the run had begun."""
     tags: Mapping[str, str]
     records: tuple[Record, ...]
     """The metrics asked for, in the order of their steps."""

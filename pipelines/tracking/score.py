@@ -12,7 +12,7 @@ import numpy as np
 from pipelines.tracking.chance import Difference, paired
 
 MAX_BITS = 1000.0
-"""Bits per token from which on a perplexity stays the same: of a model that diverged it would be no number."""
+"""Bits per token from which on perplexity stays the same, since it would overflow for a model that diverged."""
 
 
 def perplexity(bits_per_token: float) -> float:
@@ -25,9 +25,9 @@ class Score:
     """Sums over one pass over one split."""
 
     nats: float
-    """Summed over all predicted tokens."""
+    """Nats, summed over all predicted tokens."""
     tokens: int
-    """Those that are predicted: of a labelled store the labelled ones."""
+    """Predicted tokens; for a labelled store, the labelled ones."""
     words: int
     """Whitespace-separated words of the documents read; 0 when documents were clipped, are labelled, or are program code."""
     bytes: int
@@ -39,18 +39,18 @@ class Score:
     """Nats of the tokens at position p of their document, summed in bucket p // bucket."""
     bucket_tokens: tuple[int, ...]
     bytes_in_proportion: float = 0.0
-    """The same as `bytes`; of a clipped document, as many of its bytes as of its tokens were read."""
+    """Like `bytes`, but a clipped document counts with the same share of its bytes as of its tokens."""
     share_beyond: float = 0.0
     """Share of the tokens that lie beyond the first segment of their document, or the first place where State is cleared."""
     errors: int | None = None
-    """Labelled tokens of which another than their label was the likeliest; None where the store is not labelled."""
+    """Labelled tokens whose likeliest prediction was not their label; None where the store is not labelled."""
     bucket_errors: tuple[int, ...] = ()
-    """The same by position, as `bucket_nats`."""
+    """The errors by position, in the buckets of `bucket_nats`."""
     group_nats: tuple[float, ...] = ()
     """The nats by group of the text (`chance.edges_of`), by which passes are compared; empty where they were not kept."""
     group_tokens: tuple[int, ...] = ()
     group_errors: tuple[int, ...] = ()
-    """Both as `group_nats`; errors of a labelled store."""
+    """Tokens and errors by the groups of `group_nats`; errors for a labelled store alone."""
 
     @property
     def bits_per_token(self) -> float:
@@ -58,7 +58,7 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """Per token."""
+        """Perplexity per token."""
         return perplexity(self.bits_per_token)
 
     @property
@@ -68,19 +68,19 @@ class Score:
 
     @property
     def shows_worth(self) -> bool:
-        """Whether it can be seen what clearing the State at each segment costs: not where most tokens are in a first one."""
+        """Whether the cost of clearing the State at each segment can be seen: not if most tokens are in a first segment."""
         return self.share_beyond >= 0.5
 
     def less_than(self, other: Score, what: Literal["nats", "errors"] = "nats") -> Difference | None:
-        """By how much this needs less than another pass over the same documents, per token. None where that cannot be told from
-        chance: too little text, or groups that were not kept.
+        """By how much this pass needs less than another one over the same documents, per token. None if chance cannot be estimated:
+        too little text, or groups that were not kept.
         """
         ours, theirs = (np.array(getattr(score, f"group_{what}"), float) for score in (self, other))
         return paired(ours, theirs, np.array(self.group_tokens, np.int64))
 
     @property
     def bits_per_byte(self) -> float:
-        """NaN when documents were clipped, or are labelled."""
+        """Bits per UTF-8 byte. NaN when documents were clipped, or are labelled."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
@@ -108,24 +108,24 @@ class Evaluation:
     cleared_all: Score | None
     """The whole State cleared at each segment; None where the State is empty."""
     flops_per_token: float | None = None
-    """Needed ones of the forward pass (recur_models/costs.py)."""
+    """FLOPs per token that the forward pass needs (recur_models/costs.py)."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """`window` and `overlap` of the model, of those that it has."""
+    """The model's `window` and `overlap`, if it has them."""
     characters: int = 0
     """Characters of the documents' text; 0 if the tokenizer is lossy. Documents read in part count as in `Score.bytes`."""
     seed: int | None = None
     """Seed of the training; None where a report does not name it."""
     config_hash: str = ""
-    """The same of trainings and readings that differ in the seed alone."""
+    """Hash of the training's config and the reading's options, without the seed."""
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """The same of those that differ in the training's seed alone; empty where it is not known."""
+        """A key that is equal for evaluations that differ in the training's seed alone; empty where it is not known."""
         return (self.config_hash, self.step, self.store_fingerprint, self.carried.bucket) if self.config_hash else ()
 
     @property
     def bits_per_character(self) -> float:
-        """NaN where they are not known."""
+        """Bits per character of the text. NaN where its characters are not known."""
         return self.carried.nats / math.log(2) / self.characters if self.characters else math.nan
 
     @property
@@ -142,9 +142,9 @@ class Evaluation:
 
 
 PUBLISHED_WORDS = {"pg19/test": (100, 6_966_499)}
-"""Documents and words of a split: Rae et al. 2020, by which the block-recurrent paper reckons (section 4.5)."""
+"""Documents and words of a split, as counted by Rae et al. 2020. The block-recurrent paper uses this count (section 4.5)."""
 
 
 def windows_of(model: Mapping[str, Any]) -> dict[str, int]:
-    """`window` and `overlap` of a model's JSON, of those that it has."""
+    """`window` and `overlap` from a model's JSON, if it has them."""
     return {name: model[name] for name in ("window", "overlap") if name in model}

@@ -28,9 +28,9 @@ START_SECONDS = {True: 10.0, False: 60.0}
 """With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
 MAX_RECORDS = 200
-"""Sent together."""
+"""Most records that are sent together."""
 SEND_SECONDS = 5.0
-"""Between two sendings of metrics alone: a request costs MLflow about as much for one point as for fifty."""
+"""Seconds between two requests with metrics alone: a request costs MLflow about as much for one point as for fifty."""
 DOES_NOT_ANSWER, REFUSES = "does not answer", "refuses this run"
 
 
@@ -42,7 +42,7 @@ def git_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else it is the commit of whatever this is installed in
+        git("ls-files", "--error-unmatch", "__init__.py")  # else git would give the commit of the repository around it
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -92,7 +92,7 @@ class Tracker:
         Args:
             resume_step: the step from which the run continues; later lines of its metrics.jsonl are dropped. None: it is over, and
                 keeps all of them.
-            place, publish, recorded: as of `begin_run`; by default the run is in ``run_folder``.
+            place, publish, recorded: as for `begin_run`; by default the run is in ``run_folder``.
 
         Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
         """
@@ -101,7 +101,7 @@ class Tracker:
         if config.backend == "none":
             return cls(config, run_folder, None, [])
         step = resume_step if resume_step is not None else kept[-1].step if kept else 0
-        trained = None  # a run that is over is trained with nothing
+        trained = None  # a run that is over is not trained
         if resume_step is not None:
             trained = {**params, "store": dataset.digest} if dataset else params
         said = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
@@ -126,8 +126,8 @@ class Tracker:
     def attach(cls, config: TrackingConfig, root: Path, run_folder: Path, place: Place | None = None) -> Tracker:
         """Add metrics and files to the run of ``run_folder``, as it is: neither begun nor, by `finish`, ended.
 
-        Where that run was never in MLflow, its metrics.jsonl alone gets them; also where it is a copy, which has no run of its own
-        in MLflow before it is trained. ``place``: where the run is, by default in ``run_folder``.
+        A run that was never in MLflow gets them in its metrics.jsonl alone. So does a copy, which has no run of its own in MLflow
+        before it is trained. ``place``: where the run is, by default in ``run_folder``.
         """
         place = place or Place.parse(run_folder)
         tracked = config.backend == "mlflow" and saved_run(run_folder).get("run_id")
@@ -194,7 +194,7 @@ class Tracker:
         self._put(lambda run: run.client.set_tag(run.run_id, key, without_credentials(value)[:TAG_LENGTH]))
 
     def finish(self, status: Status = "FINISHED") -> bool:
-        """Send what is left and end the run; whether all was sent. When MLflow stays silent, one line says how much was not."""
+        """Send what is left and end the run. Returns whether all was sent. If MLflow stays silent, a line reports what was not."""
         self._file.close()
         if self._run is None or self._closing:
             return True
@@ -213,7 +213,7 @@ class Tracker:
         if not left:
             return True
         records = sum(isinstance(item, Record) for item in left)
-        others = len(left) - records - 1 - left.count(MlflowRun.describe)  # less the end itself
+        others = len(left) - records - 1 - left.count(MlflowRun.describe)  # without the call that ends the run
         reason = self._says if self._silent_since or self._error else "was given no more time"
         self._say(
             f"{reason}: {records} records"
@@ -225,11 +225,11 @@ class Tracker:
     def upload_missing(self) -> None:
         """Send MLflow what it lacks, in order. Idempotent: called again, it sends nothing that MLflow has.
 
-        A record that MLflow refuses for good is reported in a line. Raises whatever says that it does not answer.
+        A record that MLflow refuses for good is reported in a line. Raises the error by which MLflow does not answer.
         """
         assert self._run
         self._run.open()
-        left = len(self._waiting)  # what comes while this is sent waits for more
+        left = len(self._waiting)  # items that come meanwhile wait for the next call
         while left > 0 and not self._abandoned.is_set():
             batch = self._oldest()
             try:
@@ -273,7 +273,7 @@ class Tracker:
             self._woken.wait(SEND_SECONDS)
 
     def _oldest(self) -> list[Any]:
-        """The oldest records, or the call that is older than any. They wait here until they are sent."""
+        """The oldest records, or the call that is older than any. They stay in the queue until they are sent."""
         oldest = self._waiting[:MAX_RECORDS]
         return list(takewhile(lambda item: isinstance(item, Record), oldest)) or oldest[:1]
 

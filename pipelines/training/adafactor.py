@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from common.start_up import without_compiler
 
 DECAY = 0.8
-"""By which the second moments' rate of decay falls: β₂ of step t is 1 − t^−0.8 (section 7.2)."""
+"""Exponent of the decay rate of the second moments: β₂ of step t is 1 − t^−0.8 (section 7.2)."""
 EPSILON_1 = 1e-30
 """ε₁, added to the squared gradient."""
 EPSILON_2 = 1e-3

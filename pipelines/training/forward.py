@@ -15,7 +15,7 @@ from recur_models.losses import labelled_cross_entropy
 def tensors(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens [B, T], targets [B, T] and fresh [B, K] on the device."""
     read = [torch.from_numpy(array) for array in (batch.tokens_BT, batch.targets_BT, batch.fresh_BK)]
-    # A copy from memory that the system may move waits for all work that the GPU was given before.
+    # A copy from pageable memory would wait for all earlier work of the GPU.
     if device.type == "cuda":
         read = [tensor.pin_memory() for tensor in read]
     tokens_BT, targets_BT, fresh_BK = (tensor.to(device, non_blocking=True) for tensor in read)

@@ -1,11 +1,11 @@
-"""Our own commands as jobs: run as a user runs them, some side by side, left out where they are done, stopped and killed with this
-process.
+"""Our own commands as jobs, which run as a user runs them. Some run side by side, those that are done are skipped, and all are
+stopped and killed with this process.
 
     job = Job("verify mine", "verify", ("runs/store/text",), reads=(store,), log=Path("runs/logs/verify.log"))
     failed = run_jobs([job], at_once=2, record=JobRecord(Place.parse("runs/jobs.json")))
 
-A job is done and current while its fingerprint is the one that the record keeps: of its words, of what it read and of what it
-wrote.
+A job is done and current while its fingerprint equals the one in the record. The fingerprint covers its words, what it read and
+what it wrote.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ class JobRecord:
         return bool(kept) and kept == job.fingerprint()
 
     def keep(self, job: Job, inputs: Sequence[str] | None = None) -> None:
-        """Note that the job is done. ``inputs``: as of its fingerprint."""
+        """Note that the job is done. ``inputs``: as for `Job.fingerprint`."""
         fingerprint = job.fingerprint(inputs)
         with file_lock(self.file.parent, "another command", patience=60.0):
             fingerprints = {**self._fingerprints(), job.name: fingerprint}
             self.file.write_atomically(json.dumps(fingerprints, indent=1).encode())
 
     def _fingerprints(self) -> dict[str, str]:
-        with contextlib.suppress(OSError, ValueError):  # none yet, or cut short: the commands know what they have done
+        with contextlib.suppress(OSError, ValueError):  # no file yet, or a damaged one: the commands skip what is done
             return json.loads(self.file.read_bytes())
         return {}
 
@@ -128,13 +128,13 @@ class _Attempt:
     retries: int
     """How often it may fail and begin again."""
     inputs: list[str]
-    """The stamps of what it reads, from before it began: what changes while it runs may be left out."""
+    """The stamps of what it reads, from before it began, since it may miss changes that are made while it runs."""
     began: float = field(default_factory=time.monotonic)
     signals: int = 0
-    """How many it has had of those that came to this process."""
+    """Number of this process's signals that it has had."""
 
     def pass_on(self, asked: Sequence[int]) -> None:
-        """Pass on what asks to stop, all but Ctrl-C where the job has had it from the terminal."""
+        """Pass on signals that ask to stop, but no Ctrl-C that the job has had from the terminal."""
         for number in asked[self.signals :]:
             if number != signal.SIGINT or self.job.log:
                 self.process.send_signal(number)
@@ -144,14 +144,14 @@ class _Attempt:
 def run_jobs(
     jobs: Sequence[Job], at_once: int = 1, record: JobRecord | None = None, retries: int = 0, in_turn: bool = False
 ) -> dict[Job, int]:
-    """Run the jobs that are not current, so many side by side; the exit statuses of those that failed.
+    """Run the jobs that are not current, ``at_once`` of them side by side. Returns the exit statuses of those that failed.
 
-    Asked to stop, it passes that on to those that run, waits for them, and begins no other.
+    When asked to stop, it passes that on to running jobs, waits for them, and begins no other.
 
     Args:
-        record: knows what is done, and learns of each job that ends well.
+        record: lists the jobs that are done; each job that ends well is added.
         retries: times that a job is tried again where it fails, unless its status is FINAL.
-        in_turn: each job needs those before it: none begins after one that failed, and nothing follows the last.
+        in_turn: each job needs those before it, so none begins after one that failed. No other work follows the last.
 
     Raises SystemExit with status 75 when asked to stop before all is done.
     """
@@ -223,13 +223,13 @@ def ended(status: int) -> str:
 def start_job(job: Job, at_once: int = 1) -> subprocess.Popen[bytes]:
     """Start a job's command with our own modules, whatever its working directory. It ends with this process, however that ends.
 
-    One of several ``at_once`` has as many threads as leave the others theirs. One with a log has a session of its own, so that
-    Ctrl-C on a terminal reaches this process alone.
+    Each of several jobs ``at_once`` gets its share of the threads. A job with a log has a session of its own, so that Ctrl-C on a
+    terminal reaches this process alone.
     """
     libc = ctypes.CDLL(None)
 
     def end_with_parent() -> None:
-        """Linux: SIGKILL when the parent is gone, so that the command that is repeated finds nobody in a run's folder."""
+        """Linux: kill the job when its parent is gone, so that a repeated command finds no process in a run's folder."""
         if sys.platform == "linux":
             libc.prctl(1, signal.SIGKILL)
 

@@ -54,7 +54,7 @@ class TrainInputs:
     initial: Exported | None = None
     """Weights that a new run begins with, where they are not its own."""
     precision: Precision = FLOAT32
-    """That of the products, the same on every process."""
+    """Precision of the products, the same on every process."""
 
 
 @collected_by_hand()
@@ -69,8 +69,8 @@ def train(
 ) -> None:
     """Train up to ``config.steps``, from the run's checkpoint if there is one.
 
-    ``tracker`` is rank 0's, which sends its metrics; the other ranks have none. ``asked_to_stop`` says whether this process was:
-    all then save the same step, and raise Stopped.
+    ``tracker`` is rank 0's, which sends its metrics; the other ranks have none. ``asked_to_stop`` says whether this process was
+    asked to stop: all processes then save the same step, and raise Stopped.
     """
     # Data
     store = run.train_store
@@ -92,7 +92,7 @@ def train(
     torch.manual_seed(config.seed)
     vocab_size = store.manifest.tokenizer.vocab_size
     trained = resume or run.initial
-    with given_by_user(ValueError, RuntimeError):  # weights that a run is to begin with, say, or that fit no more
+    with given_by_user(ValueError, RuntimeError):  # from weights that do not fit the model
         built = config.model.restore(vocab_size, trained.weights()) if trained else config.model.build(vocab_size)
     model: RecurrentModel = built.to(world.device)
     model.recompute = config.recompute
@@ -103,7 +103,7 @@ def train(
     # Lanes and progress: as the checkpoint has them
     state = model.initial_state(lanes)
     read_B = torch.zeros(lanes, dtype=torch.int64)  # a digest of all that each lane has read
-    # Summed since the last log, own lanes: nats; of a labelled store nats, wrong ones and labels.
+    # Sums over own lanes since the last log: nats; for a labelled store nats, errors and labels.
     sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
     first_step = resume.step if resume else 0
     progress = TrainState.of(resume)
@@ -124,7 +124,7 @@ def train(
     autocast = autocast_to(run.precision.name, world.device)
     fastest = fastest_tokens(config, world, model.vocab_size, run.precision.dtype) if tracker else {}
     speed = Speed(world.device, fastest)
-    timed = first_step  # up to which `speed` was asked
+    timed = first_step  # step up to which `speed` has measured
     model.train()
 
     for step in range(first_step, config.steps):
@@ -146,7 +146,7 @@ def train(
         states_after: list[State] = []
         for rows in groups_of(lanes, config.micro_lanes):
             given = tokens_BT[rows], select_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
-            with world.gradient_sync(wrapped, rows.stop == lanes):  # with the last rows' gradients all are summed up
+            with world.gradient_sync(wrapped, rows.stop == lanes):  # the last rows sum up all gradients
                 with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
@@ -219,7 +219,7 @@ def train(
 
 
 def groups_of(lanes: int, size: int) -> list[slice]:
-    """Own lanes that go through the model together: so many at a time, or all of them where ``size`` is 0."""
+    """Slices of own lanes that go through the model together: ``size`` lanes each, or all of them where ``size`` is 0."""
     size = size or lanes
     return [slice(first, min(first + size, lanes)) for first in range(0, lanes, size)]
 
@@ -232,8 +232,8 @@ def validate(
     autocast: Callable[[], AbstractContextManager[object]],
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """Bits per token and byte on the validation split, with a State of its own; where the model has recurrent states, also with
-    these cleared at every segment: what the loss suffers then is what the recurrence is worth, if that can be seen at all.
+    """Metrics on the validation split, with a State of its own. A model with recurrent states is also scored with these cleared at
+    every segment, if the effect can be seen at all. The increase in bits is the worth of the recurrence.
     """
     score = partial(
         score_split,
@@ -256,8 +256,8 @@ def validate(
 
 
 def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: torch.dtype) -> dict[str, float]:
-    """Tokens/s at which the GPUs would do nothing but needed products: at the rate of their data sheet (`mfu`, where it is known),
-    and at the one that they reach in a large product, measured in a second. A CPU has neither.
+    """Tokens/s if the GPUs did nothing but needed products. `mfu`: at the rate of their data sheet, where it is known.
+    `share_of_matrix_rate`: at the rate that they reach in a large product, measured in a second. Empty on a CPU.
     """
     if world.device.type != "cuda":
         return {}

@@ -19,7 +19,7 @@ from recur_models import RecurrentModel
 
 @without_compiler
 class AdamW(torch.optim.AdamW):
-    """Torch's own, whose step does without its compiler as well."""
+    """torch's AdamW, with a step that does not import torch's compiler."""
 
     step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
 

@@ -39,18 +39,18 @@ class Machine:
     kind: str
     """The GPU's name; or the CPU's, the vector instructions that torch uses on it, and its units."""
     units: frozenset[str] = frozenset()
-    """Those of `UNITS` that a CPU has."""
+    """The features of `UNITS` that a CPU has."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """A choice, and the machine of the process that has made it."""
+    """The chosen precision, and the machine of the process that has chosen it."""
 
     name: Dtype
     reason: str
-    """A clause."""
+    """Why it was chosen, as a clause."""
     machine: str = ""
-    """Its kind."""
+    """The `kind` of the machine."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,7 +81,7 @@ def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> M
 
 
 def autocast_to(name: Dtype, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """Makes contexts whose products are in this precision."""
+    """A function that makes contexts in which products are in this precision."""
     return partial(torch.autocast, device.type, torch.bfloat16, enabled=name == "bfloat16")
 
 
@@ -91,7 +91,7 @@ def width_of(model: ModelSettings, vocab_size: int) -> int:
 
 
 def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype | None = None) -> Precision:
-    """The precision of a run, and why. It depends on nothing else.
+    """The precision of a run, and why. It depends on the arguments alone.
 
     Args:
         machine: that of rank 0, which decides for all.

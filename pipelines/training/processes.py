@@ -2,9 +2,9 @@
 
     over_processes(open_work, pieces=6, workers=2, progress=print)
 
-Plain processes, because they stand sooner than a Ray session does: forks of one that has imported what they need. They end with
-the one that started them, however that ends, and an error in one ends all; what is not done then, the next call does: which pieces
-are done, the work itself knows by its files.
+These are plain processes, which start sooner than a Ray session: forks of one that has imported what they need. They end with the
+process that started them, however that ends, and an error in one ends all. The next call does what is left: the work itself knows
+by its files which pieces are done.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ POLL_SECONDS = 0.2
 
 
 Work = Callable[[torch.device], Callable[[int], Iterator[int]]]
-"""The picklable work of a process. On a device it opens a function that does a piece by its number, and yields how many more tokens
-have been read, those of an earlier call included."""
+"""The picklable work of a process. Given a device, it returns a function that does the piece of a number, and yields how many more
+tokens have been read, those of an earlier call included."""
 
 
 def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:
-    """Do all pieces, with ``workers`` processes or, for 1 or 0, in this one. ``progress(tokens)`` is told how many more were read.
+    """Do all pieces, with ``workers`` processes or, for 1 or 0, in this one. ``progress(tokens)``: how many more were read.
 
     The processes share this one's threads, and the machine's GPUs where it has some.
     Raises UserError where a piece does, or where a process was killed; RuntimeError with the traceback of any other error.
@@ -59,7 +59,7 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
             process.start()
         while True:
             running = [process.sentinel for process in started if process.exitcode is None]
-            now = read.get_obj().value  # its lock stays held where a process was killed while it counted
+            now = read.get_obj().value  # without the lock, which a process killed while it counted still holds
             progress(now - seen)
             seen = now
             failed = next((process for process in started if process.exitcode), None)
@@ -112,7 +112,7 @@ def _work(number: int, work: Work, pieces: int, threads: int, taken: Any, read: 
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed can end nobody."""
+    """End this process when its parent ends: a parent that was killed cannot do so."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

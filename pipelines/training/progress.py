@@ -38,7 +38,7 @@ def messages_into_log(run: RunFolder, rank: int) -> Iterator[None]:
 
 
 class Messages(io.TextIOWrapper):
-    """A file of messages. A full disk ends nothing that prints: the warning that it is full is such a message."""
+    """A file of messages. A full disk raises no error here: the warning that it is full is such a message."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
 
 
 class Tail:
-    """The lines that are appended to a file; in a bucket it is looked at every few seconds, unless it is the ``last`` time."""
+    """Reads the lines that are appended to a file. Records in a bucket are read every few seconds, and at the ``last`` call."""
 
     def __init__(self, place: Place):
         self.place = place

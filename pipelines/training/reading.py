@@ -1,11 +1,11 @@
-"""One pass of a model over whole documents, State carried from their first token to their last; sinks keep what it makes of them.
+"""One pass of a model over whole documents, State carried from their first token to their last; sinks keep its outputs.
 
     shard = Shard("all", store, store.lengths, lanes=8, segment_length=1024)
     DocumentPass(load_model, [shard], sink, folder).read(workers=2, progress=print)
 
-One process reads a shard over its lanes, the longest documents first. Its sink gets what the model makes of each step: losses, or
-hidden states. The sink's data is saved every few seconds with the State, and a rerun of the command resumes there. Where
-something is cleared, documents begin with a segment, so that it is cleared at the same tokens whatever the lanes.
+One process reads a shard over its lanes, the longest documents first. Its sink gets the model's output of each step: losses, or
+hidden states. The sink's data is saved every few seconds with the State, and a rerun of the command resumes there. If State is
+cleared, documents begin with a segment, so that it is cleared at the same tokens whatever the lanes.
 
     <folder>/<name of a shard>     checksum, then safetensors
 
@@ -45,7 +45,7 @@ SAVE_SECONDS = 5.0
 SAVE_SHARE = 0.05
 """A shard is saved every `SAVE_SECONDS`, or less often if saving would take more than `SAVE_SHARE` of the time."""
 KEPT = "="
-"""Begins the names of what a sink keeps, as against those of State."""
+"""Prefix of the names of a sink's arrays in the file, which State's names do not have."""
 MAX_WORKERS = 8
 WORTH_A_WORKER = 3e11
 """By default there is one process for this number of FLOPs, and at most `MAX_WORKERS`. It is a few seconds of work, in which
@@ -65,7 +65,7 @@ class StateReset:
     """At this token, which begins a block."""
 
     def mask(self, offset_BK: np.ndarray, block: int) -> np.ndarray:
-        """bool [B, K]: on which lane before which block."""
+        """bool [B, K]: whether State is cleared on a lane before a block."""
         if self.every:
             return offset_BK % (self.every * block) == 0
         if self.at:
@@ -73,7 +73,7 @@ class StateReset:
         return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
 
     def first(self, segment_length: int, block: int) -> int:
-        """Tokens of a document before its State is cleared; where it is at each segment, at most."""
+        """Tokens of a document before its State is cleared; at most as many if it is cleared at each segment."""
         return self.every * block or self.at or segment_length
 
 
@@ -91,7 +91,7 @@ class Segment(NamedTuple):
     wrong_BT: Tensor | None
     """Which labels were wrong, of a store that labels its tokens."""
     state: State
-    """After it."""
+    """State after the step."""
 
 
 def read_segments(
@@ -123,7 +123,7 @@ def read_segments(
         cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
         changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
         parts: list[list[Tensor]] = []
-        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # nothing is cleared within
+        for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # State is cleared only where a part begins
             state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
             tokens = slice(first * model.block, last * model.block)
             read = (tokens_BT[:, tokens], state, fresh_BK[:, first:last])
@@ -152,13 +152,13 @@ class Shard(NamedTuple):
     where: StateReset = SEGMENTS
 
     def split(self, count: int, block: int) -> list[Self]:
-        """Its documents in so many shards: the longest first, each to the shard that has least. Shards without documents are left
-        out. A shard has no more lanes than can be kept busy while its longest document is read.
+        """Divide the documents among ``count`` shards: the longest first, each to the shard that has least. Shards without
+        documents are left out. A shard has no more lanes than can be kept busy while its longest document is read.
         """
         aligned = self.clearing != "nothing"
         every = self.where.every * block
         segment_length = self.segment_length
-        if aligned and 0 < every <= segment_length:  # it is cleared on all lanes at once
+        if aligned and 0 < every <= segment_length:  # then State is cleared on all lanes at once
             segment_length = segment_length // every * every
         lengths = np.zeros((count, len(self.lengths)), dtype=np.int64)
         filled = [(0, number) for number in range(count)]
@@ -170,7 +170,7 @@ class Shard(NamedTuple):
         for number, own in enumerate(lengths[lengths.any(1)]):
             taken = -(-own // (segment_length if aligned else block))
             lanes = min(self.lanes, int(-(-taken.sum() // taken.max())))
-            # Longer segments keep a step as large where there are fewer lanes; but at each segment something may be cleared.
+            # With fewer lanes, longer segments keep a step as large, unless State may be cleared at each segment.
             length = segment_length * (1 if aligned else self.lanes // lanes)
             found.append(self._replace(name=f"{self.name}-{number}", lengths=own, lanes=lanes, segment_length=length))
         return found
@@ -184,10 +184,10 @@ Sink = Callable[[Shard, Kept], AbstractContextManager[Callable[[Segment], None]]
 
 @dataclass(frozen=True)
 class DocumentPass:
-    """Shards that a model reads. All is picklable where there are several workers."""
+    """A pass of a model over shards. With several workers, all fields must be picklable."""
 
     model: Callable[[], RecurrentModel]
-    """Gives it, in evaluation mode."""
+    """Returns the model, in evaluation mode."""
     shards: Sequence[Shard]
     sink: Sink
     folder: Path | None = None
@@ -195,7 +195,7 @@ class DocumentPass:
     hidden: bool = False
     """Sinks get hidden states in the place of losses."""
     precision: Dtype = "float32"
-    """That of products."""
+    """Precision of the products."""
 
     @property
     def tokens(self) -> int:
@@ -203,14 +203,14 @@ class DocumentPass:
         return sum(int(shard.lengths.sum()) for shard in self.shards)
 
     def read(self, workers: int, progress: Callable[[int], None]) -> None:
-        """Read what is not read yet. ``progress(tokens)`` is called with how many more of `tokens` have been.
+        """Read what is not read yet. ``progress(tokens)`` is called with the number of further tokens read.
 
         Raises what `over_processes` does.
         """
         over_processes(self._open, len(self.shards), workers, progress)
 
     def saved(self, shard: Shard) -> tuple[int, Kept, State]:
-        """Steps, what the sink kept of them, and the State; 0 steps where nothing is there, or what is there is damaged."""
+        """Number of steps read, the sink's arrays, and the State; 0 steps if nothing is saved, or it is damaged."""
         path = self.folder / shard.name if self.folder else None
         data = path.read_bytes() if path and path.exists() else b""
         if xxhash.xxh3_64_digest(memoryview(data)[8:]) != data[:8]:
@@ -220,7 +220,7 @@ class DocumentPass:
         return int(found.pop("step")), kept, found
 
     def _save(self, path: Path, step: int, kept: Kept, state: State) -> None:
-        # A copy: safetensors takes none that shard memory.
+        # Copies, as safetensors takes no tensors that share memory.
         here = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
         for name, array in kept.items():
             if isinstance(array, np.memmap):
@@ -236,7 +236,7 @@ class DocumentPass:
 
     @torch.inference_mode()
     def _read(self, model: RecurrentModel, shard: Shard, device: torch.device) -> Iterator[int]:
-        """Read a shard, from where it was saved; tokens, step by step."""
+        """Read a shard from where it was saved. Yields the tokens that were read before, then those of each step."""
         sizes = {"lanes": shard.lanes, "segment_length": shard.segment_length, "block": model.block}
         schedule = EvaluationLanes(shard.lengths, **sizes, aligned=shard.clearing != "nothing")
         first, kept, state = self.saved(shard)
@@ -261,7 +261,7 @@ class DocumentPass:
 
 
 def workers_for(asked: int | None, flops: float) -> int:
-    """Processes for a pass: those asked for, else as many as so many FLOPs are worth."""
+    """Processes for a pass: as asked, else one for each `WORTH_A_WORKER` FLOPs, at most one for each GPU or CPU thread."""
     if asked is not None:
         return asked
     return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MAX_WORKERS))

@@ -49,7 +49,7 @@ def _fits(resume: Checkpoint, model: Any, **fields: Any) -> bool:
     try:
         with torch.device("meta"):
             built = replace(model, **fields).build(resume.meta["vocab_size"])
-    except ValueError:  # the fields go together with others alone
+    except ValueError:  # these fields are valid only with certain others
         return False
     shapes = {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
     trained = sum(parameter.requires_grad for parameter in built.parameters())
@@ -69,7 +69,7 @@ def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str,
 def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
     """Whether each lane continues at its place in its document.
 
-    A change that --allow-change permitted may have moved it, even if by chance it has read as much as before.
+    A change that --allow-change permitted may have moved a lane to another place, even if by chance it has read as much as before.
     """
     before = resume.meta["config"]
     ordered = (before["seed"], before["data"]["order"], resume.meta["store"])
@@ -80,16 +80,16 @@ def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingL
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
 ) -> None:
-    """Its moments as they were; its settings are those of the config, which --allow-change may have changed."""
+    """Restore the optimizer's moments. Its settings are those of the config, which --allow-change may have changed."""
     scale = float(resume.meta["config"]["optim"]["recurrent_lr_scale"])
     as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
-    with given_by_user(ValueError):  # those of another optimizer
+    with given_by_user(ValueError):  # moments of another optimizer
         as_begun.load_state_dict(resume.optimizer())
     optimizer.state.update(as_begun.state)
 
 
 def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The digest of each lane after one more segment. Runs that agree in it have read the same, whatever their workers."""
+    """The digest of each lane after one more segment, int64 [B]. Runs with equal digests have read the same, whoever read it."""
     rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
     digests = []
     for before, *arrays in rows:
@@ -111,8 +111,8 @@ def random_state(world: World) -> dict[str, torch.Tensor]:
 def restore_lanes(
     resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
 ) -> tuple[State, torch.Tensor, torch.Tensor] | None:
-    """State and digests of own lanes, and the sums since the last log; the generators are set as they were. None, and nothing set,
-    where this State has not the shapes of a ``fresh`` one: --allow-change may have let another model through.
+    """State and digests of own lanes, and the sums since the last log; the generators are restored too. Restores nothing and
+    returns None if State has other shapes than a ``fresh`` one: --allow-change may have permitted another model.
 
     State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
     another number of processes than before, lanes move to their new owners; dropout then draws anew.
@@ -121,7 +121,7 @@ def restore_lanes(
     if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in fresh.items()):
         return None
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
-    if own is None or resume.meta["world"] != world.size:  # one of another number may have owned the same lanes
+    if own is None or resume.meta["world"] != world.size:  # among another number, one may have owned the same lanes
         torch.manual_seed((config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1) % (1 << 64))
         return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
     torch.set_rng_state(own["rng/cpu"])

@@ -65,7 +65,7 @@ def has_states(model: RecurrentModel) -> bool:
 
 
 def carries_states(config: ModelSettings, vocab_size: int) -> bool:
-    """`has_states` of a model that need not be built."""
+    """`has_states` for a model's config, without memory for the model."""
     with torch.device("meta"):
         return has_states(config.build(vocab_size))
 
@@ -105,25 +105,25 @@ def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarra
 class Scoring:
     """A checkpoint that is scored on all of a split, whose documents several processes divide among them.
 
-    Sums are kept for each bucket of positions of each document, and added in float64 in the documents' order: whoever read them
-    changes nothing.
+    Sums are kept for each position bucket of each document, and added in float64 in the documents' order. So it does not matter
+    which process read a document.
     """
 
     checkpoint: Snapshot
     model: ModelConfig
-    """The checkpoint's, or another one that its weights are read with."""
+    """Config of the checkpoint's model, or another one that its weights are read with."""
     store: SegmentStore
     state_modes: tuple[StateMode, ...]
-    """The first reads all. The others skip documents that are too short for any clearing."""
+    """The first mode reads all documents. The others skip documents that are too short for any clearing."""
     where: StateReset
     lanes: int
     """Documents that a process reads side by side."""
     segment_length: int
     shards: int
     folder: Path
-    """Where what has been read is kept."""
+    """Folder for the sums of what has been read."""
     precision: Dtype = "float32"
-    """That of products."""
+    """Precision of the products."""
 
     @property
     def beyond(self) -> int:
@@ -132,7 +132,7 @@ class Scoring:
 
     @cached_property
     def bucket(self) -> int:
-        """Tokens of a position."""
+        """Tokens of a position bucket."""
         return bucket_of(self.store.lengths, self.model.block)
 
     @cached_property
@@ -174,7 +174,7 @@ class Scoring:
         sums_3N = np.zeros((3, int(edges[-1])))
         found = []
         for mode in self.state_modes:
-            sums_3N = sums_3N.copy()  # of documents that a cleared mode need not read, those of the first mode
+            sums_3N = sums_3N.copy()  # documents that a cleared mode skips keep the first mode's sums
             for shard in self.reading.shards:
                 if shard.clearing == mode:
                     step, kept, _ = self.reading.saved(shard)
@@ -207,13 +207,13 @@ def score_split(
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens`` reads about so many, of some documents, each for long. ``progress(step, steps)`` is called after each step.
-    Raises UserError where not one label is among what was read of a labelled store.
+    ``limit_tokens``: read about so many tokens, from some documents, each for long. ``progress(step, steps)`` is called after each
+    step. Raises UserError if a store is labelled and the tokens read have no label.
     """
     sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
     chosen = int(np.count_nonzero(schedule.lengths))
-    # Idle lanes cost as much as others; a process has one at least.
+    # Idle lanes cost as much as others; each process has one at least.
     if chosen < min(lanes, np.count_nonzero(store.lengths)):
         schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
     was_training = model.training
@@ -233,11 +233,10 @@ def score_split(
 
 
 def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, bucket: int, beyond: int) -> Score:
-    """The metrics of a pass that read so many tokens of each document (``lengths`` [documents]). ``sums_3P``: of each position the
-    nats, the targets and how many of them were wrong. ``bucket``: tokens of a position. ``beyond``: tokens of a document before its
-    State is cleared.
+    """The metrics of a pass. ``lengths`` [documents]: tokens read of each document. ``sums_3P``: nats, targets and errors of each
+    position. ``bucket``: tokens of a position bucket. ``beyond``: tokens of a document before its State is cleared.
 
-    Raises UserError where not one label is among what was read of a labelled store.
+    Raises UserError if a store is labelled and the tokens read have no label.
     """
     nats_P, tokens_P, wrong_P = sums_3P
     if not tokens_P.any():
@@ -248,7 +247,7 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
     # A task's labels are no text: metrics by word and byte would say nothing of it.
     whole = bool((lengths == store.lengths).all()) and not store.labelled
     documents = store.documents
-    read = store.lengths > 0  # of the others nothing is predicted
+    read = store.lengths > 0  # nothing is predicted in the others
     return Score(
         nats=float(nats_P.sum()),
         tokens=int(tokens_P.sum()),

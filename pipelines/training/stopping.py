@@ -32,7 +32,7 @@ STOPPED_STATUS = 75
 BUCKET_SECONDS = 3.0
 """How often a process looks for the file where the run is in a bucket."""
 AGAIN_SECONDS = 2.0
-"""A second SIGTERM or Ctrl-C after so long ends the process at once; before, it is the same one, which a launcher has passed on."""
+"""A second SIGTERM or Ctrl-C after so many seconds ends the process at once. An earlier one is the same signal, from a launcher."""
 NOTICES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask, and never end the process however often they come."""
 
@@ -59,16 +59,16 @@ class Stop:
         self._looked = 0.0
 
     def asked(self) -> bool:
-        """Looks at a folder each time, into a bucket every few seconds."""
+        """Whether the run was asked to stop. A folder is checked each time, a bucket every few seconds."""
         now = time.monotonic()
         if self.file.is_local or now - self._looked > BUCKET_SECONDS:
             self._looked = now
-            with contextlib.suppress(OSError):  # a bucket that is silent for once is asked again
+            with contextlib.suppress(OSError):  # a bucket that does not answer is asked again
                 self._found = self.file.exists()
         return self.signalled or self._found
 
     def ask(self) -> None:
-        """Ask the processes of the run, on whichever machine they are."""
+        """Ask the processes of the run to stop, on whichever machine they are."""
         self.file.write_atomically(b"stop")
 
     def clear(self) -> None:
@@ -76,7 +76,7 @@ class Stop:
         self._found = False
 
     def on_signals(self) -> AbstractContextManager[None]:
-        """Take the signals as requests while the block runs; in the main thread, where Python delivers them."""
+        """Take the signals as requests to stop while the block runs; only in the main thread, where Python delivers them."""
         if threading.current_thread() is not threading.main_thread():
             return nullcontext()
         first: float | None = None

@@ -17,7 +17,7 @@ from recur_models.health import PATIENCE, Health
 
 @dataclass
 class TrainState:
-    """Updated as training proceeds; a resumed run continues with that of its checkpoint."""
+    """A run's progress, updated as training proceeds. A resumed run takes it from its checkpoint."""
 
     logged: int = 0
     """The step of the curve's newest point."""
@@ -35,12 +35,12 @@ class TrainState:
         return cls(**{each.name: resume.meta[each.name] for each in fields(cls)})
 
     def note_validation(self, metrics: Mapping[str, float], step: int, config: TrainConfig) -> None:
-        """Keep what later steps ask of a validation."""
+        """Keep the values of a validation that later steps need."""
         worth = metrics.get("validation/worth_of_states_bits")
         if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
         bits = metrics.get("validation/bits_per_token")
-        if bits is not None:  # none where nothing is to be predicted
+        if bits is not None:  # missing if nothing is to be predicted
             best_by = metrics.get(config.checkpoint.best_by)
             if best_by is None:
                 print(

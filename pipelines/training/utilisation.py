@@ -4,7 +4,7 @@
     peak = peak_rate("NVIDIA A100-SXM4-80GB", torch.bfloat16)               # FLOP/s by the data sheet: 312e12
     peak / model.costs(vocab_size).training_flops_per_token                 # tokens/s over this is MFU, as the field has it
 
-FLOPs are those of recur_models/costs.py: needed ones alone, and what is computed a second time does not count.
+FLOPs are those of recur_models/costs.py: only needed ones count, not those of recomputation.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PEAKS: dict[str, tuple[float, float, float]] = {
     "V100.*PCI.*": (0, 0, 14),
     "T4": (0, 0, 8.1),
 }
-"""TFLOP/s by the makers' data sheets, without sparsity: bfloat16, TF32, float32; 0 where the GPU has no units for it. The key is
-what torch calls the GPU, less the maker; a part of one (MIG) has another name, and so no peak."""
+"""TFLOP/s by the makers' data sheets, without sparsity: bfloat16, TF32, float32; 0 where the GPU has no units for it. The key
+matches torch's name for the GPU, without the maker. A part of a GPU (MIG) has another name, and so no peak."""
 
 
 def peak_rate(name: str, dtype: torch.dtype) -> float | None:
@@ -62,8 +62,8 @@ def peak_rate(name: str, dtype: torch.dtype) -> float | None:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = GPU_SIZE, repeats: int = 10) -> float:
-    """FLOP/s of products of two size² matrices, done one after another: the median of three times ``repeats``."""
-    own = torch.Generator(device).manual_seed(0)  # a run's dropout draws from the device's
+    """FLOP/s of products of two [size, size] matrices, one by one: the median of three measurements of ``repeats`` products."""
+    own = torch.Generator(device).manual_seed(0)  # a run's dropout draws from the device's own generator
     a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=own) for _ in range(2))
     out = torch.mm(a, b)
     seconds = []
@@ -108,7 +108,7 @@ class Speed:
         self._since = time.perf_counter()
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """The rate at which so many tokens were read since the last call, and its shares; the device has done its work."""
+        """Tokens per second, if ``tokens`` were read since the last call, and its shares of ``fastest``. The device is done."""
         now = time.perf_counter()
         rate = tokens / (now - self._since)
         self._since = now
@@ -116,7 +116,7 @@ class Speed:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        synchronize(self._device)  # what it was given before counts
+        synchronize(self._device)  # earlier work of the device counts
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began

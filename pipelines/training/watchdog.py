@@ -3,13 +3,13 @@
     with Heartbeat(RunFolder.of(config), world, seconds=1800) as heart:
         heart.beat(step)                        # in the loop
 
-A beat writes the step into `<run>/logs/heartbeat-<rank>.json`, once a second. A thread watches, and touches no file while the
-loop moves. Where it has stood still for half of the time, the thread writes the line at which it stands, every second; after all
-of it, it reads the files of all ranks, says in one sentence who stands where, writes the stacks of its own threads, and ends the
-processes on this machine that give no sign of life, and its own. Whoever started them starts them again from the newest checkpoint.
+A beat writes the step into `<run>/logs/heartbeat-<rank>.json`, once a second. A thread watches, and touches no file while the loop
+moves. If the loop stands still for half of ``seconds``, the thread writes the loop's line every second. After all of them it reads
+the files of all ranks, reports where each stands, and writes the stacks of its own threads. Then it ends the processes on this
+machine that give no sign of life, and its own. Whoever started them restarts them from the newest checkpoint.
 
 `faulthandler.dump_traceback_later(exit=True)`, armed at each beat, cannot do it alone: it ends a suspended process (Ctrl-Z)
-the moment it resumes, cannot tell which rank is to blame, and takes 260 µs a beat. It ends one whose watch hangs too.
+the moment it resumes, cannot tell which rank is to blame, and takes 260 µs a beat. But it ends one whose watch hangs too.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ LOOP = str(PACKAGE_ROOT / "training" / "loop.py")
 HUNG_STATUS = 70
 """Exit status of a process that was ended because nothing moved."""
 REPORT_SECONDS = 10
-"""How long it may take to say so, where the file system hangs too."""
+"""Seconds that the report may take, since the file system may hang too."""
 WIDTH = 1000
-"""Bytes of the file of a rank: each writing covers the one before."""
+"""Bytes of a rank's file: each write covers the one before."""
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """Where a process stands."""
+    """The progress of a process, as its heartbeat file has it."""
 
     rank: int
     host: str
     pid: int
     born: float
-    """When the process began: its number may be another's by now."""
+    """Start time of the process: its pid may be another's by now."""
     step: int = 0
     """Steps done."""
     where: str = ""
-    """At which line, and for how long: once its loop stands still."""
+    """The line at which the loop stands still, and for how long; empty while it moves."""
 
 
 class Heartbeat:
@@ -74,7 +74,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
     def beat(self, step: int | None = None) -> None:
-        """The loop moves; ``step``: so many steps are done."""
+        """Note that the loop moves. ``step``: number of steps done."""
         self._pulse = replace(self._pulse, step=self._pulse.step if step is None else step)
         self._moved = time.monotonic()
         if self._moved - self._written >= self._period:
@@ -131,9 +131,9 @@ class Heartbeat:
         return f"{line}in {Path(stack[-1].filename).name}:{stack[-1].name}"
 
     def _report(self) -> None:
-        """Print which process stands where, and end the processes here that cannot end themselves: those that have written nothing
-        for long, by the clock of the file system, which is one for all machines. Without a shared folder each watch speaks for its
-        own.
+        """Print where each process stands, and end those on this machine that cannot end themselves: they have written nothing for
+        long. Ages are by the file system's clock, which all machines share. Without a shared folder each watch sees its own machine
+        alone.
         """
         pulses = []
         dead = []
@@ -165,5 +165,5 @@ class Heartbeat:
 
 
 def hang_file(run: RunFolder) -> Place:
-    """Where a process that ends itself leaves its sentence, for whoever started it."""
+    """File in which a process that ends itself leaves its report, for whoever started it."""
     return run.place / "logs" / "hang.txt"

@@ -98,7 +98,7 @@ def train_as_worker(
 ) -> None:
     """Run one process of a training run: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
 
-    Raises Stopped when it was asked to, and has saved.
+    Raises Stopped when it was asked to stop, and has saved.
     """
     plugins.load()
     place = RunFolder.of(config)
@@ -131,7 +131,7 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     for warning in run.warnings:
         print(f"warning: {warning}", flush=True)
     resume_step = run.resume.step if run.resume else 0
-    # In one process `pipelines.train` has said it; workers are started again.
+    # In one process `pipelines.train` has printed it; workers may have been restarted.
     if run.resume and config.num_workers != 0:
         print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
     print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
@@ -153,18 +153,18 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
 
 
 def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapping[str, Any], place: str) -> None:
-    """Tell MLflow of a checkpoint that is complete, and where it is."""
+    """Log a complete checkpoint to MLflow, with its place."""
     tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
 
 
 def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None) -> Tracker:
-    """The run in MLflow, with its config as params and its data set as an input. ``resume_step`` is None where the run is over."""
+    """Start tracking a run, with its config as params and its data set as an input. ``resume_step``: None if the run is over."""
     manifest = run.train_store.manifest
     place = RunFolder.of(config)
     values = to_json(config)
     initial = run.initial
     began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
-    if run.resume and run.resume.step >= config.steps:  # nothing is trained with what the command says
+    if run.resume and run.resume.step >= config.steps:  # the run is over: nothing is trained with the command's values
         values = run.resume.meta["config"]
     tracker = Tracker.start(
         config.tracking,
@@ -193,7 +193,7 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
         publish=partial(place.publish, "mlflow_run.json"),
         recorded=mlflow_record(run.resume, config.run) if run.resume else None,
     )
-    if resume_step != 0:  # those of which MLflow was not told before the run was killed
+    if resume_step != 0:  # checkpoints that were not logged before the run was killed
         for checkpoint in reversed(place.complete_checkpoints()):
             if resume_step is None or checkpoint.step <= resume_step:
                 stands = place.checkpoints / checkpoint.folder.name

@@ -25,12 +25,12 @@ class World:
     size: int
     device: torch.device
     control: dist.ProcessGroup | None = None
-    """The group for single numbers that the CPU holds; None is the default one. On GPUs it has one of its own, so that asking does
-    not wait for the GPU's queue."""
+    """The process group for single numbers on the CPU; None is the default one. On GPUs it is a separate group, so that a number
+    does not wait for the GPU's queue."""
 
     @classmethod
     def alone(cls) -> World:
-        """One process that no other has to know of."""
+        """A world of one process on the CPU, without a process group."""
         return cls(0, 1, torch.device("cpu"))
 
     @classmethod
@@ -71,7 +71,7 @@ class World:
         return int(total)
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether the flag is set on any process."""
         return self.all_reduce_int(int(flag)) > 0
 
     def broadcast_str(self, text: str) -> str:
@@ -99,7 +99,7 @@ class Launched:
 
     @classmethod
     def by_environment(cls, environment: Mapping[str, str] = os.environ) -> Launched:
-        """Raises UserError, naming the variable, where one is missing or cannot be."""
+        """Read torchrun's variables. Raises UserError, naming the variable, where one is missing or has no possible value."""
         size = _whole_number(environment, "WORLD_SIZE", 1, least=1)
         rank = _whole_number(environment, "RANK", 0, most=size - 1)
         local_size = _whole_number(environment, "LOCAL_WORLD_SIZE", 1, least=1)
