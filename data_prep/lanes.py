@@ -266,7 +266,7 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     enough = max(block, min(limit // SAMPLE_DOCUMENTS, SAMPLE_TOKENS))
 
     def at(spacing: int) -> np.ndarray:
-        """Documents with a token at an odd multiple of half the spacing: all of them for 1, one if all tokens are the spacing."""
+        """Documents with a token at an odd multiple of half the spacing: all for a spacing of 1, one for that of all tokens."""
         return order[np.diff((ends + spacing // 2) // spacing, prepend=0) > 0]
 
     def fits(spacing: int) -> bool:

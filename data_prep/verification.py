@@ -29,10 +29,6 @@ Done = Callable[[int], None]
 """Called with the number of bytes that were checked."""
 
 
-EMBEDDINGS = "_embeddings.json"
-"""The last file written to a folder of embeddings (pipelines/embed.py), whose parts are named like a split's."""
-
-
 def find_splits(store: str | Path | Place) -> list[Place]:
     """The splits in a store, a corpus's folder or a split's, finished or not. Raises MissingSplit where there is none."""
     place = Place.parse(store)
@@ -48,12 +44,8 @@ def find_splits(store: str | Path | Place) -> list[Place]:
 
 
 def _is_split(folder: Place) -> bool:
-    names = {file.name for file in folder.list()}
-    if EMBEDDINGS in names:
-        return False
-    return bool(names & {"manifest.json", "ledger", "documents.arrow"}) or any(
-        name.startswith("part-") for name in names
-    )
+    """Whether a folder holds a split, finished or not. A folder of embeddings only has parts of the same names."""
+    return any(file.name in ("manifest.json", "ledger", "documents.arrow") for file in folder.list())
 
 
 def split_bytes(folder: Place) -> int:

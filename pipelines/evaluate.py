@@ -34,7 +34,6 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.inference.targets import (
-    HOME,
     NO_NAME,
     EvaluationTarget,
     TargetsConfig,
@@ -205,8 +204,7 @@ def main(argv: list[str]) -> None:
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # without pictures: the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
-    run = targets[0].run
-    root = run.folder.parent if run and run.is_local else HOME
+    _, root = tracking_of(targets[0].checkpoint, targets[0].run, config.tracking)
     print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {cli.typed_ui(root)}")
     refresh_index(report_folder.folder)
 

@@ -34,8 +34,8 @@ Beyond torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:
-    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: more of
-    torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
+    """Have the model compiled when it is first called, in place: its names and its weights stay as they are. ``options``: further
+    arguments of torch.compile; by default a unit that is one graph has ``fullgraph=True`` and ``dynamic=False``.
     """
     if unit == "no":
         return

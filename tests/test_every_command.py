@@ -64,6 +64,7 @@ train small-rec --run lstm --model.gate lstm --optim.lr 3e-4 --num-workers 4
 train small-rec --run elastic --num-workers 1:4 --hang-seconds 600
     + {TINY} --model.gate lstm --num-workers 1:2
 doctor runs/mine
+doctor runs/elastic
 evaluate runs/mine/checkpoints/step-00002000 --split validation
     + {QUIET}
 evaluate runs/mine --clear states --clear-every 4
@@ -102,7 +103,7 @@ inspect runs/store/text/train
 verify runs/store
 prepare text --source s3://bucket/books --store s3://bucket/store
     + --tokenizer bytes --num-workers 0
-train small-rec --run mine --data.store s3://bucket/store
+train small-rec --run bucket --data.corpus text --data.store s3://bucket/store
     + {TINY} --run far
 # docs/models.md
 train small-rec --model.gate lstm --model.cell dual --model.states 64

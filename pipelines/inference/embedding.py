@@ -39,7 +39,6 @@ from common.places import Place, staged_for
 from data_prep.plan import group_by_bytes
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
-from data_prep.verification import EMBEDDINGS
 from recur_models import RecurrentModel
 from recur_models.losses import hidden_states
 
@@ -47,6 +46,7 @@ PART_TOKENS = 1 << 19
 """Tokens of documents at which a part is closed. A killed command may have to read as many again."""
 MADE_OF = b"throughline"
 """Key of the fingerprint in a part's schema."""
+LAST = "_embeddings.json"  # readers of a folder of Arrow files pass over names that begin so
 PART = re.compile(r"part-\d{5}\.arrow")
 
 
@@ -169,12 +169,12 @@ class Embeddings:
         staged = []
         for file in self.output.list():
             becomes = staged_for(file.name)
-            if PART.fullmatch(becomes) or becomes == EMBEDDINGS:
+            if PART.fullmatch(becomes) or becomes == LAST:
                 staged.append(file.place)
             elif PART.fullmatch(file.name):
                 self._check_is_ours(file.place)
                 there.add(file.name)
-            elif file.name not in (EMBEDDINGS, LOCK):
+            elif file.name not in (LAST, LOCK):
                 raise UserError(
                     f"{self.output} holds other files ({file.name}): name a folder of its own with --output"
                 )
@@ -220,7 +220,7 @@ class Embeddings:
         about = {"fingerprint": self.fingerprint, "model": self.model, "text": self.texts.fingerprint}
         about |= {"every": self.every, "documents": len(self.texts.ids), "tokens": int(self.texts.lengths.sum())}
         about |= {"rows": rows, "parts": len(self.parts)}
-        (self.output / EMBEDDINGS).write_atomically(json.dumps(about, indent=1).encode())
+        (self.output / LAST).write_atomically(json.dumps(about, indent=1).encode())
         return rows
 
 

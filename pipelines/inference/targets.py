@@ -192,7 +192,11 @@ def text_mark(manifest: Manifest) -> str:
 def differences_of(
     checkpoint: Snapshot, store: SegmentStore, train: SegmentStore | None, config: TargetsConfig
 ) -> tuple[str, ...]:
-    """The ``differences`` of an `EvaluationTarget`. Without a training split, a store that was named counts as another one."""
+    """The ``differences`` of an `EvaluationTarget`.
+
+    A store that was named is another text if its train split, or the split to score, is not that of the training's store. It
+    always is without a train split. If the training's store is gone, the train split decides.
+    """
     trained = checkpoint.meta["config"]["data"]
     manifest = store.manifest
     parts = []

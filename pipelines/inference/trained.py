@@ -226,9 +226,9 @@ def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:
     """The run's tokenizer, from the store that it was trained on. ``store``: where that store is now. ``corpus``: another corpus
     that was prepared with the same tokenizer."""
-    place, corpus = place_of(checkpoint, store, corpus)
-    folder = Place.parse(place) / corpus / "tokenizer"
-    if not folder.parent.is_dir():
+    place, found = place_of(checkpoint, store, corpus)
+    folder = Place.parse(place) / found / "tokenizer"
+    if corpus and not folder.parent.is_dir():
         raise TokenizerError(f"{folder.parent} does not exist: name another --store or --corpus")
     if not (folder / "tokenizer.json").is_file():
         raise TokenizerError(

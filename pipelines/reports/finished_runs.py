@@ -142,8 +142,10 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
             tokenizer = manifest.tokenizer.fingerprint
             store = manifest.fingerprint
     run.fetch("metrics.jsonl")
-    records = read_records(run.folder / "metrics.jsonl")
-    if saved and not records:
+    file = run.folder / "metrics.jsonl"
+    records = read_records(file)
+    stopped_early = file.exists() and not file.stat().st_size  # before its first record
+    if saved and not records and not stopped_early:
         raise UserError(
             f"{run.place / 'metrics.jsonl'} is missing or damaged: restore it, or name the run by its id in MLflow"
         )

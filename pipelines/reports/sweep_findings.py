@@ -1,12 +1,13 @@
 """The findings of a sweep for a terminal: its trials, the winner, whether that beats the preset, and the commands that come next.
 
-status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"))
+status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"), "runs")
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,8 +19,8 @@ from pipelines.terminal.commands import typed
 from pipelines.terminal.tables import Form, table
 
 
-def print_findings(sweep: SweepResult, place: Place) -> int:
-    """Print all findings of the sweep at ``place``. Returns the exit status: 1 if no trial has a result."""
+def print_findings(sweep: SweepResult, place: Place, root: str | Path) -> int:
+    """Print all findings of the sweep at ``place`` below ``root``. Returns the exit status: 1 if no trial has a result."""
     print_trials(sweep)
     if not sweep.scored or sweep.winner is None:
         print("no trial has a result: see trial.json and logs/ in each trial's folder", file=sys.stderr)
@@ -37,7 +38,7 @@ def print_findings(sweep: SweepResult, place: Place) -> int:
         f"  again   {sweep.winner['command']}\n"
         f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
         f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}{best_alone}\n"
-        f"  look    {cli.typed_ui(place.parent.path if place.is_local else 'runs')}"
+        f"  look    {cli.typed_ui(root)}"
     )
     return 0
 

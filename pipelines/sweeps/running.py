@@ -133,4 +133,5 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
             left += max(0, sweep.config.num_samples - len(sweep.trials))
         if left:
             print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
-    return print_findings(read_sweep(sweep.folder), sweep.run.place)
+    root = sweep.config.train.root if sweep.run.is_local else "runs"
+    return print_findings(read_sweep(sweep.folder), sweep.run.place, Path(root).absolute())

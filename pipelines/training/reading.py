@@ -261,7 +261,8 @@ class DocumentPass:
 
 
 def workers_for(asked: int | None, flops: float) -> int:
-    """Processes for a pass: as asked, else one for each `WORTH_A_WORKER` FLOPs, at most one for each GPU or CPU thread."""
+    """Processes for a pass: as asked, else one for each `WORTH_A_WORKER` FLOPs; at most `MAX_WORKERS`, and one for each GPU or,
+    without GPUs, each CPU thread."""
     if asked is not None:
         return asked
     return int(min(flops // WORTH_A_WORKER, torch.cuda.device_count() or torch.get_num_threads(), MAX_WORKERS))

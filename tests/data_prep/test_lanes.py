@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from common.choices import IGNORED
 from data_prep import timeline
-from data_prep.lanes import Batch, EvaluationLanes, TrainingLanes, read_batch
+from data_prep.lanes import IDLE, Batch, EvaluationLanes, TrainingLanes, read_batch
 
 BOD = 1_000_000
 
@@ -72,7 +72,7 @@ def check(batch: Batch, expected: list[list[tuple[int, int] | None]], block: int
         for k in range(len(slots) // block):
             first = slots[k * block]
             assert batch.fresh_BK[row, k] == (first is None or first[1] == 0)
-            assert (batch.document_BK[row, k], batch.offset_BK[row, k]) == (first or (IGNORED, IGNORED))
+            assert (batch.document_BK[row, k], batch.offset_BK[row, k]) == (first or (IDLE, IDLE))
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,8 +197,8 @@ def test_evaluation_covers_every_token_once(case: dict, limit: int | None) -> No
         batch = read_batch(Store(lengths), schedule, step, 0, lanes)
         assert schedule.valid_tokens(step) == (batch.targets_BT != IGNORED).sum() > 0
         valid += schedule.valid_tokens(step)
-        idle = batch.document_BK == IGNORED
-        assert batch.fresh_BK[idle].all() and (batch.offset_BK[idle] == IGNORED).all()
+        idle = batch.document_BK == IDLE
+        assert batch.fresh_BK[idle].all() and (batch.offset_BK[idle] == IDLE).all()
         for target in batch.targets_BT[batch.targets_BT != IGNORED].tolist():
             seen[target // 1000].append(target % 1000)
     assert seen == {d: list(range(length)) for d, length in enumerate(schedule.lengths.tolist())}  # in order, once

@@ -330,6 +330,8 @@ def test_a_damaged_config_is_read_from_the_checkpoint_and_lost_metrics_are_named
     before = finished_runs.run_of_folder(folder)
     (folder / "config.json").write_text('{"model":')
     assert finished_runs.run_of_folder(folder) == before
+    (folder / "metrics.jsonl").write_text("")  # stopped before its first record
+    assert finished_runs.run_of_folder(folder).name == before.name
     (folder / "metrics.jsonl").write_text("garbage")
     with pytest.raises(
         ValueError, match=r"metrics\.jsonl is missing or damaged: restore it, or name the run by its id"

@@ -220,6 +220,10 @@ def test_a_report_without_a_picture_is_one(
     second = train("--steps", "2", "--data.store", str(tmp_path / "other"), name="second")
     evaluate.main([str(first), str(second), *QUIET])
     assert "look      runs/reports/first-vs-second/table.csv, or" in capsys.readouterr().out.replace(f"{tmp_path}/", "")
+    third = train("--steps", "2", name="group/third")
+    capsys.readouterr()
+    evaluate.main([str(third), *QUIET])
+    assert f"or python -m pipelines.ui --root {tmp_path}/runs\n" in capsys.readouterr().out
 
 
 def test_another_store_needs_the_override(train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_wrong_words(main, words, sentence, capsys, monkeypatch, tmp_path: Path)
     monkeypatch.chdir(tmp_path)
     Path("a-file").touch()
     Path("embedded/folder").mkdir(parents=True)
-    for name in ("part-00000.arrow", verification.EMBEDDINGS):
+    for name in ("part-00000.arrow", ".lock"):
         Path("embedded/folder", name).touch()
     monkeypatch.setattr(sys, "argv", ["tool", *words])
     with pytest.raises(SystemExit) as exit:
