@@ -40,8 +40,6 @@ def main(argv: list[str]) -> int:
     run, checkpoint_name = find_run(config.run)
     if checkpoint_name:
         raise CheckpointError(f"{config.run} is a checkpoint: name the folder of its run")
-    if not run.place.is_dir():
-        raise CheckpointError(f"{run.place} does not exist: name the folder of a run")
     found: dict[str, Checkpoint | None] = {}
     complaints = list[str]()
     unsafe = False

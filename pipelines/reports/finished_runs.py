@@ -23,6 +23,7 @@ from common.errors import UserError, given_by_user
 from common.places import Place
 from common.uris import is_uri
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep
@@ -109,24 +110,30 @@ def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_tria
     return found
 
 
+def _config_of(run: RunFolder, saved: Sequence[Checkpoint]) -> dict[str, Any]:
+    """The config of a run, from its newest checkpoint if config.json is damaged. Raises UserError where there is neither."""
+    file = run.place / "config.json"
+    config: Any = None
+    try:
+        config = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{run.place} is not the folder of a run or a sweep: it has no config.json of one") from None
+    except ValueError:  # it is damaged
+        pass
+    if isinstance(config, dict) and {"model", "data"} <= config.keys():
+        return config
+    if saved:
+        return saved[0].meta["config"]
+    raise UserError(f"{file} is damaged, or not that of a run: repeat the training command, which writes it again")
+
+
 def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
     """A run, in a folder or a bucket. Raises UserError where there is none."""
     run = RunFolder.parse(folder)
     saved = run.complete_checkpoints()
-    try:
-        config = json.loads((run.place / "config.json").read_bytes())
-        model = config["model"]
-        data = config["data"]
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not the folder of a run or a sweep: it has no config.json of one") from None
-    except (KeyError, ValueError, TypeError):
-        if not saved:
-            raise UserError(
-                f"{run.place / 'config.json'} is damaged, or not that of a run: repeat the training command, which writes it again"
-            ) from None
-        config = saved[0].meta["config"]
-        model = config["model"]
-        data = config["data"]
+    config = _config_of(run, saved)
+    model = config["model"]
+    data = config["data"]
     # they stay empty, and dependent values unknown, if there is neither a checkpoint nor the store
     vocab_size = 0
     tokenizer = ""
