@@ -126,6 +126,16 @@ class Place:
     def is_dir(self) -> bool:
         return os.path.isdir(self.path) if self.is_local else self._kind() == pyarrow.fs.FileType.Directory
 
+    def is_writable(self) -> bool:
+        """Whether this file or folder can be written or made, as far as a local system says so beforehand."""
+        if not self.is_local:
+            return True
+        path = Path(self.path)
+        while not path.exists():
+            path = path.parent
+        made = path != Path(self.path)
+        return os.access(path, os.W_OK) and (path.is_dir() or not made)
+
     def size(self) -> int:
         """Bytes of a file. Raises FileNotFoundError."""
         if self.is_local:

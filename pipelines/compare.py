@@ -26,7 +26,7 @@ from common.files import digest
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import HOME, first_writable, tracked_as, writable
+from pipelines.inference.targets import HOME, first_writable, tracked_as
 from pipelines.reports.comparison import PICTURES, compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
@@ -66,7 +66,7 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
         return Place.parse(asked)
     beside = [root_of(place, config_of(place).get("run", "")) for place in compared if place.is_dir()][:1]
     places = [*beside, Place.parse(HOME)]
-    chosen = next((place for place in places if writable(place / "reports")), places[-1])
+    chosen = next((place for place in places if (place / "reports").is_writable()), places[-1])
     if chosen != places[0]:
         print(f"note: {places[0]} cannot be written: the report goes below {chosen}", flush=True)
     return chosen

@@ -30,6 +30,7 @@ import numpy as np
 from rich.console import Console
 
 from common.lock import file_lock
+from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
@@ -41,7 +42,6 @@ from pipelines.inference.targets import (
     output_for,
     suffix_of,
     tracking_of,
-    writable,
 )
 from pipelines.reports.characters import BYTES, writing_of
 from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_table, seeds_of, write_report
@@ -250,7 +250,8 @@ def track(
         if run is None:
             continue
         run.fetch(*RECORDS)
-        if not (writable(run.folder) and writable(run.folder / "metrics.jsonl")):
+        folder = Place.parse(run.folder)
+        if not (folder.is_writable() and (folder / "metrics.jsonl").is_writable()):
             print(f"note: {run.place} cannot be written: its metrics are in the report alone", flush=True)
             continue
         tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)

@@ -20,8 +20,8 @@ from typing import Literal
 import tyro
 
 from common.errors import UserError
+from common.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, chat_of
-from pipelines.inference.targets import writable
 from pipelines.inference.trained import eos_ids, find_model, tokenizer_of
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
@@ -45,7 +45,7 @@ class ExportConfig:
 def main(argv: list[str]) -> None:
     """Write a checkpoint as a folder that transformers opens. Raises UserError for bad input."""
     config = cli.parse(ExportConfig, argv, __doc__)
-    if not writable(config.output):
+    if not Place.parse(config.output).is_writable():
         raise UserError(f"{config.output} cannot be written: choose another --output")
     checkpoint = find_model(config.run)
     from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export

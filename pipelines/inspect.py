@@ -20,10 +20,10 @@ from rich.console import Console
 
 from common.checks import check_options
 from common.errors import UserError
+from common.places import Place
 from data_prep.inspection import fill, length_quantiles, passages
 from data_prep.segments import rows_of
 from data_prep.store import SegmentStore
-from pipelines.inference.targets import writable
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines, printable
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     if config.documents:
         show_sample(console, store, config)
     path = config.png or default_png(store)
-    if not writable(path):
+    if not Place.parse(path).is_writable():
         raise UserError(f"{cli.shown(path)} cannot be written: name a file for the histogram with --png")
     plot_lengths(store, path)
     console.print(f"\nlengths of the documents: {cli.shown(path)}")

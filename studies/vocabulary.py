@@ -30,7 +30,6 @@ from data_prep.sources import sizes_of
 from data_prep.tokenizers import Tokenizer, TokenizerTraining, shortfall, tokenizer_from_spec, train_sentencepiece
 from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import writable
 from pipelines.reports.files import write_csv
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, described, lines
@@ -85,7 +84,7 @@ def main(argv: list[str]) -> None:
         noun="corpus",
         names=lambda: described("corpus", CORPORA),
     )
-    if not writable(Place.parse(config.root) / "vocabulary"):
+    if not (Place.parse(config.root) / "vocabulary").is_writable():
         raise UserError(f"the table cannot be written below {config.root}: name another --root")
     check_tracking(config.tracking.located(), Path(Place.parse(config.root).path))
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]

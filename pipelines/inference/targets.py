@@ -6,7 +6,6 @@ output = output_for(config.output, targets[0].run, "rec" + suffix_of(targets, co
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -263,7 +262,7 @@ def first_writable(places: Sequence[Place]) -> Place:
     """The first of the folders to which a report can be written. Raises UserError if there is none, or if it belongs to a run, a
     model or a sweep, whose files a report would spoil.
     """
-    found = next((place for place in places if writable(place) and not place.is_file()), None)
+    found = next((place for place in places if place.is_writable() and not place.is_file()), None)
     if found is None:
         raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
     name = next((name for name in ("config.json", "sweep.json") if (found / name).exists()), "")
@@ -271,16 +270,6 @@ def first_writable(places: Sequence[Place]) -> Place:
         what = "of a sweep" if name == "sweep.json" else "of a run or a model"
         raise UserError(f"{found / name} is {what}, which a report would spoil: name another folder with --output")
     return found
-
-
-def writable(file: Path | Place) -> bool:
-    """Whether a file or folder can be written or made, as far as the system says so beforehand."""
-    place = Place.parse(file)
-    path = Path(place.path)
-    while place.is_local and not path.exists():
-        path = path.parent
-    made = path != Path(place.path)
-    return not place.is_local or (os.access(path, os.W_OK) and (path.is_dir() or not made))
 
 
 def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:
@@ -296,11 +285,11 @@ def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConf
     directory's folder.
     """
     found = replace(tracked_as(checkpoint.meta["config"]["tracking"], asked), system_metrics="off")
-    if run is not None and writable(run.folder):
+    if run is not None and Place.parse(run.folder).is_writable():
         return found, root_of(run.folder, checkpoint.meta["config"]["run"])
     found = found.located()
     home = Path(HOME).absolute()
-    return found if found.uri or writable(home) else replace(found, backend="none"), home
+    return found if found.uri or Place.parse(home).is_writable() else replace(found, backend="none"), home
 
 
 def unique_names(found: Sequence[Snapshot]) -> list[str]:
