@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import xxhash
 
-from common.errors import UserError
+from common.errors import UserError, nearest
 from common.places import Place
 from data_prep.packing import HEAD, packing_of
 
@@ -117,6 +117,12 @@ class Corpus(Protocol):
     def options(self) -> dict[str, Any]:
         """The options that change the content, for the fingerprint. No paths."""
         ...
+
+
+def check_split(name: str) -> None:
+    """Raises UserError for a name that is no split's."""
+    if name not in SPLITS:
+        raise UserError(f"unknown split {name!r}: {nearest(name, SPLITS)}")
 
 
 def check_least(corpus: Corpus, **least: int) -> None:

@@ -18,10 +18,10 @@ from typing import Literal
 import tyro
 
 from common.checks import check_options
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
-from data_prep.documents import SPLITS
+from data_prep.documents import check_split
 from pipelines.inference.trained import load, open_split, read_text
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
@@ -63,8 +63,8 @@ class EmbedConfig:
         check_options(self, every=1, lanes=0, segment_length=0)
         if self.file is not None and self.documents:
             raise UserError("--file and --documents are both given: choose a text file, or documents of a store")
-        if self.file is None and self.split not in SPLITS:
-            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
+        if self.file is None:
+            check_split(self.split)
 
 
 def main(argv: list[str]) -> None:

@@ -25,13 +25,13 @@ from rich.progress import TextColumn
 
 from common.checks import check_options
 from common.credentials import without_credentials
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
 from data_prep import split_remarks
 from data_prep.corpora import CORPORA
 from data_prep.cutting import cut
-from data_prep.documents import SPLITS, Labelled, Remarks, sources_of
+from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
@@ -90,8 +90,7 @@ class PrepareConfig:
         if not self.splits:
             raise UserError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
         for split in self.splits:
-            if split not in SPLITS:
-                raise UserError(f"unknown split {split!r}: {nearest(split, SPLITS)}")
+            check_split(split)
 
     @property
     def place(self) -> Place:

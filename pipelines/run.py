@@ -22,8 +22,8 @@ from common.checks import check_options
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
-from data_prep.corpora import CORPORA
-from data_prep.documents import SPLITS
+from data_prep.corpora import check_corpus
+from data_prep.documents import SPLITS, check_split
 from pipelines.config.dotted import words_of
 from pipelines.config.run import flatten, to_json
 from pipelines.terminal import cli
@@ -75,8 +75,7 @@ class PipelineConfig:
                 raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS, many)}")
             if (self.preset, *self.also).count(name) > 1:
                 raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
-        if self.split not in SPLITS:
-            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
+        check_split(self.split)
         for option, pairs in (("--set", self.set), ("--tune-set", self.tune_set)):
             for pair in pairs:
                 field, equals, value = pair.partition("=")
@@ -92,8 +91,8 @@ class PipelineConfig:
             raise UserError(
                 f"--tune-set {self.tune_set[0]} is given without --tune: add a space, such as --tune lr, or use --set"
             )
-        if self.corpus and self.corpus not in CORPORA:
-            raise UserError(f"there is no corpus {self.corpus!r}: {nearest(self.corpus, CORPORA)}")
+        if self.corpus:
+            check_corpus(self.corpus)
         check_options(self, retries=0)
 
     def located(self) -> PipelineConfig:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
-from data_prep.corpora import CORPORA
+from data_prep.corpora import CORPORA, check_corpus
 from data_prep.documents import SPLITS
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
@@ -102,8 +102,7 @@ class PaperConfig:
         if own:
             raise UserError(f"--set {own[0]}: that is each training's own; see --root, --seeds, --store and --corpus")
         for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
-            if name not in CORPORA:
-                raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+            check_corpus(name)
         for option in self.options:
             self.check_option(option)
         if self.split not in ("", *SPLITS):
@@ -122,8 +121,7 @@ class PaperConfig:
         corpus, name, value = option_of(given)
         if "=" not in given or not corpus or not name:
             raise UserError(f"--options {given}: write a corpus, its option and a value, as in arxiv.subject=math")
-        if corpus not in CORPORA:
-            raise UserError(f"there is no corpus {corpus!r}: {nearest(corpus, CORPORA)}")
+        check_corpus(corpus)
         if name == "source":
             raise UserError(f"--options {given}: give --source {corpus}={value}")
         known = sorted({each.name for each in fields(CORPORA[corpus])} - {"source"})

@@ -18,12 +18,12 @@ import tyro
 from rich.console import Console
 from rich.progress import DownloadColumn
 
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.files import digest
 from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import CutsByTokens
-from data_prep.documents import SPLITS, Skipped, sources_of
+from data_prep.documents import Skipped, check_split, sources_of
 from data_prep.plan import SplitScan, sample_documents, sample_lines
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of
@@ -63,8 +63,7 @@ class VocabularyConfig:
     tracking: TrackingConfig = field(default_factory=lambda: TrackingConfig(system_metrics="off"))
 
     def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise UserError(f"unknown split {self.split!r}: {nearest(self.split, SPLITS)}")
+        check_split(self.split)
         if not self.tokenizers:
             raise UserError("tokenizers is empty: name one or more, such as bytes sentencepiece:2048")
         if isinstance(self.corpus, CutsByTokens) and self.corpus.first_tokens(self.split):

@@ -5,6 +5,7 @@ A new corpus is one file in this folder with a class that follows `data_prep.doc
 
 from typing import Any
 
+from common.errors import UserError, nearest
 from data_prep.corpora.algorithm import Algorithm
 from data_prep.corpora.arithmetic import Arithmetic
 from data_prep.corpora.arxiv import Arxiv
@@ -40,6 +41,13 @@ CORPORA: dict[str, type[Any]] = {
     Permutation.name: Permutation,
     Arithmetic.name: Arithmetic,
 }
+
+
+def check_corpus(name: str) -> None:
+    """Raises UserError for a name that is no corpus's."""
+    if name not in CORPORA:
+        raise UserError(f"there is no corpus {name!r}: {nearest(name, CORPORA)}")
+
 
 CODE = {PythonSource.name, GitHub.name}
 """Corpora of program code. Its words, runs between blanks, are long and mean little: no metric is reported by word."""
