@@ -13,7 +13,6 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from common.errors import UserError
-from common.renamed import new_value
 
 kinds = cache(get_type_hints)
 """The annotations of a config's fields, by its class."""
@@ -29,7 +28,7 @@ def check_fields(group: str, config: Any, **least: float) -> None:
         where = f"{group}.{name}" if group else name
         needed = is_not(value, known[name])
         if needed:
-            raise UserError(f"{where} is {value!r}: it must be {needed}{new_value(where, value)}")
+            raise UserError(f"{where} is {value!r}: it must be {needed}")
         if name in least and not least[name] <= value < math.inf:
             raise UserError(
                 f"{where} is {value}: it must be {'finite' if value == math.inf else f'at least {least[name]}'}"

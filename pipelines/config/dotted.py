@@ -12,7 +12,6 @@ from typing import Any
 
 from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
-from common.renamed import RENAMED
 from pipelines.config.run import TrainConfig, flatten, to_json
 
 
@@ -44,8 +43,6 @@ def no_field(config: TrainConfig, field: str) -> str:
     """The error message for a name that is no field of a run, or that cannot be set."""
     if field in ("model", "model.name"):
         return f"{field} cannot be set: another model has other fields, which its presets set: choose another preset"
-    if field in RENAMED:
-        return f"{config.run} has no field {field!r}: it is called {RENAMED[field]!r}"
     settable = [name for name in flatten(to_json(config)) if name != "model.name"]
     return f"{config.run} has no field {field!r}: {nearest(field, settable)}"
 

@@ -50,7 +50,6 @@ from tyro._errors import (
 
 from common.credentials import without_credentials
 from common.errors import UserError, is_users, listed, nearest
-from common.renamed import new_value
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
@@ -238,8 +237,7 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
         told = f"{event.argument.display_name()}: {event.message}"
     elif isinstance(event, InvalidChoice):
         option = event.argument.display_name()
-        renamed = new_value(option.lstrip("-").replace("-", "_"), event.value)
-        told = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}{renamed}"
+        told = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}"
     elif isinstance(event, BadValue):
         wanted = f"Expected {event.argument.lowered.nargs} values"
         told = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from common.renamed import RENAMED
 from pipelines.terminal import home
 
 
@@ -34,13 +33,11 @@ def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> st
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:
-    """The option among ``options`` that a person who typed an unknown one means: its new name, one that is spelt almost like it,
-    or one with its name in a group. Empty where there is none.
+    """The option among ``options`` that a person who typed an unknown one means: one that is spelt almost like it, or one with
+    its name in a group. Empty where there is none.
     """
-    field = option.removeprefix("--").replace("-", "_")
-    new = "--" + RENAMED.get(field, "").replace("_", "-")
     grouped = [known for known in options if known.rpartition(".")[2] == option.lstrip("-")]
-    near = [new] if new in options else difflib.get_close_matches(option, options, n=1, cutoff=0.6) or grouped
+    near = difflib.get_close_matches(option, options, n=1, cutoff=0.6) or grouped
     return next(iter(near), "")
 
 
