@@ -170,12 +170,12 @@ def discard_split(folder: Place, unfinished: bool = False) -> None:
     """Remove a finished split, its manifest first: an interrupted removal then leaves no split that looks finished.
 
     Args:
-        unfinished: also remove a split that was not finished; else it stays, so that a killed preparation that overwrites resumes
-            where it stopped.
+        unfinished: also remove a split that was not finished, which has a ledger; else it stays, so that a killed preparation
+            that overwrites resumes where it stopped.
     """
     if (folder / "manifest.json").exists():
         (folder / "manifest.json").delete()
-    elif not unfinished:
+    elif not (unfinished and (folder / "ledger").is_dir()):
         return
     folder.delete()
 

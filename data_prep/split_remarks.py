@@ -18,7 +18,7 @@ from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.streams import is_hidden
 from data_prep.corpora.tasks import Task
 from data_prep.corpora.text import Text
-from data_prep.documents import Corpus, SplitsByHash, naming
+from data_prep.documents import SPLITS, Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
 from data_prep.plan import SplitScan
 from data_prep.sources import reread
@@ -27,11 +27,17 @@ from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded
 
 
 def check_outside(corpus: Corpus, folder: Place) -> None:
-    """Raises StoreError if a corpus's folder in a store lies in the folder of its texts, and its files would be read as texts."""
-    if not (isinstance(corpus, Text | JsonLines) and corpus.source and folder.is_local):
+    """Raises StoreError if preparing would remove a corpus's texts, since its folder in a store is theirs or one of its splits
+    holds them; or if its folder in a store lies in the folder of its texts, and its files would be read as texts.
+    """
+    source = getattr(corpus, "source", "")
+    root = Place.parse(source) if source else folder
+    if not source or root.root != folder.root:
         return
-    root = Place.parse(corpus.source)
-    if not root.is_local or Path(os.path.realpath(root.path)) not in Path(os.path.realpath(folder.path)).parents:
+    texts, own = (Path(os.path.realpath(place.path) if place.is_local else place.path) for place in (root, folder))
+    if texts == own or any(own / split in (texts, *texts.parents) for split in SPLITS):
+        raise StoreError(f"{folder} is where {root} lies, and preparing would replace it: give --store another place")
+    if not (isinstance(corpus, Text | JsonLines) and folder.is_local and texts in own.parents):
         return
     files = [file.name for file in folder.list(recursive=True)] or ["tokenizer/tokenizer.json"]
     read = next(filter(corpus.takes, files), None)

@@ -18,6 +18,7 @@ from common.errors import UserError
 from data_prep import sharding
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
+from data_prep.corpora.text import Text
 from data_prep.documents import SPLITS, CorpusError
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
@@ -235,6 +236,32 @@ def test_a_store_whose_files_would_be_read_as_texts_is_refused(make_config, text
     with pytest.raises(StoreError, match=r"tokenizer/tokenizer\.json would be read as a text"):
         prepare(of_lines)
     assert not (lines / "store").exists()
+
+
+@pytest.mark.parametrize("within", ["", "train"])
+def test_a_store_that_would_replace_its_source_is_refused(make_config, tmp_path: Path, within: str) -> None:
+    """The corpus's folder in the store is the folder of its texts, or one of its splits holds them."""
+    source = tmp_path / "data" / "text" / within
+    source.mkdir(parents=True)
+    (source / "a.txt").write_text(words("a", 400))
+    config = replace(make_config(store=str(tmp_path / "data")), corpus=Text(source=str(source)), overwrite=True)
+    with pytest.raises(
+        StoreError, match=r"data/text is where .*data/text.* lies, and preparing would replace it: give"
+    ):
+        prepare(config)
+    assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == [source / "a.txt"]
+
+
+def test_an_empty_split_leaves_a_folder_that_it_did_not_write(make_config, tmp_path: Path) -> None:
+    config = make_config(store=str(tmp_path / "store"))
+    notes = config.folder / "test" / "notes.md"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("not a split")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text(words("a", 400))
+    prepare(replace(config, corpus=Text(source=str(texts))))
+    assert notes.read_text() == "not a split"
 
 
 def test_a_damaged_chat_template_is_refused_before_anything_is_written(make_config, tmp_path: Path) -> None:
