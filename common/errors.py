@@ -59,7 +59,7 @@ def first_cause(error: BaseException, most: int = 200) -> str:
     it. A longer line loses its middle, since the remedy often comes last.
     """
     first = error
-    while (cause := first.__cause__ or first.__context__) is not None:
+    while cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__):
         first = cause
     told = first if isinstance(first, OSError) else error
     line = without_credentials(" ".join(str(told).split()) or type(told).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sqlite3
 import sys
@@ -165,6 +166,16 @@ def test_a_long_cause_keeps_its_remedy() -> None:
     told = first_cause(error, most=100)
     assert told.startswith("refused x") and told.endswith("x and so run the migration") and len(told) == 99
     assert first_cause(RuntimeError("y" * 100), most=100) == "y" * 100
+
+
+def test_a_cause_that_was_replaced_by_a_better_error_stays_replaced() -> None:
+    try:
+        try:
+            raise OSError("Detail: [errno 28] No space left on device")
+        except OSError:
+            raise OSError(errno.ENOSPC, "No space left on device", "a.json") from None
+    except OSError as error:
+        assert first_cause(error) == "[Errno 28] No space left on device: 'a.json'"
 
 
 def test_a_run_that_mlflow_refuses_to_show_is_reported_as_that(server: Server, tmp_path: Path) -> None:
