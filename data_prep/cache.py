@@ -3,8 +3,8 @@
     file = SegmentCache.of(None).file(place, entry)         # ~/.cache/throughline/segments, or $XDG_CACHE_HOME/…
 
 A file is named by its checksum, so that nothing in the cache is ever out of date, and stores share what they have in common. It is
-checked as a whole while it arrives, and its record batches once more when they are first read from the disk (store.py). Where the
-folder would grow beyond `most_bytes`, the files that were used longest ago are removed first; one that a process reads stays
+checked as a whole once it has arrived, and its record batches once more when they are first read from the disk (store.py). Where
+the folder would grow beyond `most_bytes`, the files that were used longest ago are removed first; one that a process reads stays
 readable to it. The folder can be removed at any time.
 """
 

@@ -22,11 +22,8 @@ from common.files import digest
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, scan
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
 from data_prep.segments import PartPlan, PartResult, rows_of
-from data_prep.sources import names_of, reread, take
+from data_prep.sources import names_of, take
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, encode_labelled, token_dtype
-
-SAMPLE_BYTES = 16 << 20
-"""A tokenizer is trained on about this many bytes of text of the train split."""
 
 SAMPLED = 16
 """About this many documents of a split are decoded again, to see whether the tokenizer is lossless."""
@@ -266,7 +263,9 @@ class SplitPlan:
 
     @cached_property
     def parts(self) -> tuple[range, ...]:
-        """The documents of each part: consecutive ones, until the part holds `part_bytes` of text, or a 32nd of a small split."""
+        """The documents of each part: consecutive ones, until it holds `part_bytes` of text; in a small split a 32nd of it, but at
+        least MIN_PART_BYTES.
+        """
         limit = min(self.part_bytes, max(MIN_PART_BYTES, self.scan.bytes // 32))
         return tuple(group_by_bytes(self.scan.documents.group.bytes, limit))
 
@@ -375,26 +374,3 @@ def check_type(tokenizer: Tokenizer, scan: SplitScan) -> None:
         raise TokenizerError(
             f"corpus {scan.corpus.name} is of bytes, which tokenizer {tokenizer.name} cannot cut: give --tokenizer bytes"
         )
-
-
-def sample_documents(scan: SplitScan) -> np.ndarray:
-    """int64. Indices of documents with about `SAMPLE_BYTES` of text, chosen by a hash of their ids, in the corpus's order."""
-    documents = scan.documents
-    ids, _ = documents.names_of(range(len(documents)))
-    keys = np.fromiter((xxhash.xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
-    order = np.argsort(keys, kind="stable")
-    filled = np.cumsum(documents.group.bytes[order])
-    return np.sort(order[: int(np.searchsorted(filled, SAMPLE_BYTES)) + 1])
-
-
-def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
-    """The lines of some documents. Long lines are cut, since SentencePiece would leave them out."""
-    group = scan.documents.group
-    sources = take(scan.documents.sources, group.kept[documents])
-    for document in reread(scan.corpus, sources, group.xxh3[documents].tolist()):
-        text = document.text
-        if isinstance(text, bytes):
-            raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")
-        for line in text[:SAMPLE_BYTES].split("\n"):
-            for start in range(0, len(line), 1000):
-                yield line[start : start + 1000]

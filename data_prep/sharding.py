@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from common.errors import is_users
@@ -111,14 +112,12 @@ def scan_splits(
     return scans
 
 
-def prepare_splits(
-    folder: Place, plans: Mapping[str, SplitPlan], tokenizer_folder: Place, num_workers: int, done: Done
-) -> Iterator[Manifest]:
+def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: int, done: Done) -> Iterator[Manifest]:
     """Write the parts of some splits that are not committed yet, and then their manifests, one after the other.
 
     Args:
-        folder: of the corpus. Parts of another plan that stand there without a manifest are made anew.
-        tokenizer_folder: where the plans' tokenizer was saved; tasks load it from there.
+        folder: of the corpus, where the plans' tokenizer was saved: tasks load it from there. Parts of another plan that stand
+            there without a manifest are made anew.
     """
     committed = {split: _clear(folder / split, len(plan.parts)) for split, plan in plans.items()}
     fingerprints: dict[tuple[str, int], str] = {}
@@ -128,7 +127,7 @@ def prepare_splits(
 
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
-        key = (tokenizer_folder, plan.tokenizer.fingerprint)
+        key = (folder / "tokenizer", plan.tokenizer.fingerprint)
         part = plan.part(i)
         fingerprints[split, i] = part.fingerprint
         return folder / split, part, i in committed[split], plan.scan.corpus, key, plan.segment_length
@@ -285,19 +284,13 @@ def _write_part(
     return write_part(folder, part, corpus, _tokenizer(*tokenizer), segment_length)
 
 
-_loaded: dict[str, Tokenizer] = {}
-"""The tokenizer that this process loaded last, by its fingerprint."""
-
-
+@lru_cache(maxsize=1)
 def _tokenizer(folder: Place, fingerprint: str) -> Tokenizer:
     """The tokenizer in a folder, loaded once for each process."""
-    if fingerprint not in _loaded:
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.fingerprint != fingerprint:
-            raise TokenizerError(f"the tokenizer in {folder} changed while the corpus was being prepared: start again")
-        _loaded.clear()
-        _loaded[fingerprint] = tokenizer
-    return _loaded[fingerprint]
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.fingerprint != fingerprint:
+        raise TokenizerError(f"the tokenizer in {folder} changed while the corpus was being prepared: start again")
+    return tokenizer
 
 
 def _is_committed(folder: Place, part: PartPlan) -> bool:

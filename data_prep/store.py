@@ -34,11 +34,11 @@ from data_prep.tokenizers import Tokenizer, load_tokenizer
 REMOTE_BYTES = 512 << 20
 """Without a cache, this many bytes of a remote store's tokens are kept in memory; others are read and checked again."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+NO_CACHE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors of a disk that cannot hold a cache."""
 
 VIEWS = 1 << 16
-"""Documents of a local store whose views are kept."""
+"""Documents of memory-mapped files whose views are kept."""
 
 
 Columns = tuple[np.ndarray, ...]
@@ -229,7 +229,7 @@ class SegmentStore:
             try:
                 copy = self._cache.file(place, entry)
             except OSError as error:
-                if error.errno not in NO_ROOM + WITHOUT_LOCKS:
+                if error.errno not in NO_CACHE + WITHOUT_LOCKS:
                     raise
                 told = f"{self._cache.folder} ({error.strerror})"
                 print(f"warning: no cache in {told}: reading {self.folder} without", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from data_prep.documents import Document, naming, tally
-from data_prep.tokenizers import BytesTokenizer, Tokenizer, TokenizerError, is_lossless
+from data_prep.tokenizers import Tokenizer, TokenizerError, as_text
 
 
 @dataclass
@@ -59,8 +59,9 @@ def study(
         if not words:
             done(size)
             continue
+        text = as_text(document.text)
         for tokenizer, row in zip(tokenizers, rows, strict=True):
-            if isinstance(document.text, bytes) and not isinstance(tokenizer, BytesTokenizer):
+            if isinstance(document.text, bytes) and not tokenizer.takes_bytes:
                 raise TokenizerError(
                     f"the corpus is of bytes, which tokenizer {tokenizer.name} cannot cut: leave it out of --tokenizers"
                 )
@@ -72,6 +73,6 @@ def study(
             row.tokens += len(ids)
             row.words += words
             row.bytes += size
-            row.lossless = row.lossless and is_lossless(tokenizer, [document.text])
+            row.lossless = row.lossless and tokenizer.decode(ids) == text
         done(size)
     return rows

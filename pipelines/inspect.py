@@ -9,13 +9,11 @@ bucket, or where --png says.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from common.checks import check_options
@@ -146,11 +144,13 @@ def default_png(store: SegmentStore) -> Path:
     root = store.place.parent.parent
     name = f"{root.name}-{corpus.name}-{store.place.name}-lengths.png"
     beside = root.parent
-    return Path(beside.path) / name if beside.is_local and os.access(beside.path, os.W_OK) else Path(name)
+    return Path(beside.path) / name if beside.is_local and beside.is_writable() else Path(name)
 
 
 def plot_lengths(store: SegmentStore, path: Path) -> None:
     """Histogram of the documents' lengths, in documents and in tokens, over a logarithmic axis."""
+    from matplotlib.figure import Figure  # takes a third of a second
+
     lengths = np.sort(store.lengths[store.lengths > 0])
     edges = np.geomspace(lengths.min() * 0.95, lengths.max() * 1.05, min(40, 8 + len(lengths)))
     figure = Figure(figsize=(8, 4.5), layout="constrained")

@@ -33,7 +33,7 @@ from data_prep.corpora import CORPORA
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
-from data_prep.plan import SplitPlan, SplitScan, check_type, plan, sample_documents, sample_lines
+from data_prep.plan import SplitPlan, SplitScan, check_type, plan
 from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
@@ -46,10 +46,9 @@ from data_prep.tokenizers import (
     about_chat,
     keep_tokenizer,
     load_tokenizer,
-    shortfall,
     tokenizer_from_spec,
-    train_sentencepiece,
 )
+from data_prep.training_sample import train_tokenizer
 from pipelines.cluster import ray_session
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
@@ -75,7 +74,8 @@ class PrepareConfig:
     """Tokens of a row in the store; 0 chooses 1024, or 1, which is ids back to back, where documents are so short that rows of 1024
     would be mostly padding. Training may read any other length from it."""
     part_bytes: int = 16 << 20
-    """Bytes of text at which a part is closed; for a small split a 32nd of it. Each part is one Ray task."""
+    """Bytes of text at which a part is closed; for a small split a 32nd of it, but at least 1 MiB. Each part is one
+    Ray task."""
     num_workers: int | None = None
     """Preparation workers: the Ray tasks of one CPU each that read and tokenize documents at the same time; 0 prepares in this
     process, without Ray. By default the CPUs of this machine, or of the whole cluster; on one machine 0 for less than 4 MB, which
@@ -193,7 +193,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     if missing := {split: planned for split, planned in plans.items() if split not in manifests}:
         count = sum(len(planned.scan.documents) for planned in missing.values())
         with _progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
-            for manifest in prepare_splits(config.place, missing, config.place / "tokenizer", workers, done):
+            for manifest in prepare_splits(config.place, missing, workers, done):
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")
     manifests = {split: manifests[split] for split in splits}
@@ -216,19 +216,13 @@ def _tokenizer(
     """The tokenizer itself; one that is to be trained is taken from the store where it was trained on the same text."""
     if not isinstance(asked, TokenizerTraining):
         return asked
-    corpus = scans["train"].inputs["content"]
+    content = scans["train"].inputs["content"]
     with contextlib.suppress(TokenizerError):
         kept = load_tokenizer(config.place / "tokenizer")
         recipe = kept.recipe if isinstance(kept, SentencePieceTokenizer) else None
-        if recipe and (recipe.spec, recipe.corpus) == (asked.spec, corpus):
+        if recipe and (recipe.spec, recipe.corpus) == (asked.spec, content):
             return kept
-    documents = sample_documents(scans["train"])
-    size = int(scans["train"].documents.group.bytes[documents].sum())
-    console.print(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
-    trained = train_sentencepiece(asked, corpus, sample_lines(scans["train"], documents))
-    if sentence := shortfall(asked, trained):
-        console.print(f"warning: {sentence}")
-    return trained
+    return train_tokenizer(asked, scans["train"], console.print)
 
 
 def _standing(

@@ -16,6 +16,7 @@ from rich.progress import DownloadColumn, TransferSpeedColumn
 from data_prep.verification import find_splits, split_bytes, verify_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, lines
+from pipelines.terminal.tables import counted
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ def main(argv: list[str]) -> int:
         for folder in folders:
             update(description=f"{folder.parent.name}/{folder.name}")
             found = verify_split(folder, lambda size: update(advance=size))
-            said = f"{len(found)} fault{'s' * (len(found) > 1)}" if found else "good"
+            said = counted(len(found), "fault") if found else "good"
             console.print(f"{folder}: {sizes[folder] / 1e6:,.1f} MB, {said}")
             for fault in found:
                 console.print(f"  {fault}")
             faults += found
     seconds = time.perf_counter() - start
-    checked = f"{len(folders)} split{'s' * (len(folders) > 1)}, {total / 1e6:,.1f} MB in {seconds:.1f} s"
+    checked = f"{counted(len(folders), 'split')}, {total / 1e6:,.1f} MB in {seconds:.1f} s"
     if faults:
-        print(f"error: {len(faults)} fault{'s' * (len(faults) > 1)} in {checked}", file=sys.stderr)
+        print(f"error: {counted(len(faults), 'fault')} in {checked}", file=sys.stderr)
         return 2
     print(f"every byte is as it was written: {checked}")
     return 0

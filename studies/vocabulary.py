@@ -24,10 +24,11 @@ from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import CutsByTokens
 from data_prep.documents import Skipped, check_split, sources_of
-from data_prep.plan import SplitScan, sample_documents, sample_lines
+from data_prep.plan import SplitScan
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of
-from data_prep.tokenizers import Tokenizer, TokenizerTraining, shortfall, tokenizer_from_spec, train_sentencepiece
+from data_prep.tokenizers import Tokenizer, TokenizerTraining, tokenizer_from_spec
+from data_prep.training_sample import train_tokenizer
 from data_prep.vocabulary import VocabularyRow, study
 from pipelines.config.run import TrackingConfig
 from pipelines.reports.files import write_csv
@@ -72,6 +73,11 @@ class VocabularyConfig:
                 "(--validation-tokens of pg19)"
             )
 
+    @property
+    def folder(self) -> Path:
+        """The folder of all tables."""
+        return Path(Place.parse(self.root).path) / "vocabulary"
+
 
 def main(argv: list[str]) -> None:
     """Compare tokenizers on a split. Raises UserError for bad input."""
@@ -83,9 +89,9 @@ def main(argv: list[str]) -> None:
         noun="corpus",
         names=lambda: described("corpus", CORPORA),
     )
-    if not (Place.parse(config.root) / "vocabulary").is_writable():
+    if not Place.parse(config.folder).is_writable():
         raise UserError(f"the table cannot be written below {config.root}: name another --root")
-    check_tracking(config.tracking.located(), Path(Place.parse(config.root).path))
+    check_tracking(config.tracking.located(), config.folder.parent)
     asked = [tokenizer_from_spec(spec) for spec in config.tokenizers]
     sources = sources_of(config.corpus, (config.split,))[config.split]
     console = lines()
@@ -117,23 +123,14 @@ def trained(asked: list[Tokenizer | TokenizerTraining], config: VocabularyConfig
             continue
         if scan is None:
             scan = scan_splits(config.corpus, sources_of(config.corpus, ("train",)), 0, lambda *_: None)["train"]
-        sample = sample_documents(scan)
-        console.print(
-            f"training {one.spec} on {scan.documents.group.bytes[sample].sum() / 1e6:,.1f} MB of the train split"
-        )
-        tokenizer = train_sentencepiece(one, scan.inputs["content"], sample_lines(scan, sample))
-        sentence = shortfall(one, tokenizer)
-        if sentence:
-            console.print(f"warning: {sentence}")
-        made.append(tokenizer)
+        made.append(train_tokenizer(one, scan, console.print))
     return made
 
 
 def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[VocabularyRow]) -> Path:
     """Write the table and log it. The same study again continues the same run. Returns the table's path."""
     study_of = digest([config.corpus.name, config.corpus.options(), rows[0].bytes, [t.fingerprint for t in tokenizers]])
-    root = Path(Place.parse(config.root).path)
-    folder = root / "vocabulary" / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
+    folder = config.folder / f"{config.corpus.name}-{config.split}-{study_of[:8]}"
     lines = [
         {
             "tokenizer": row.name,
@@ -146,7 +143,7 @@ def track(config: VocabularyConfig, tokenizers: list[Tokenizer], rows: list[Voca
     path = write_csv(lines, folder / "vocabulary.csv")
     tracker = Tracker.start(
         config.tracking.located(),
-        root=root,
+        root=config.folder.parent,
         run_folder=folder,
         run_name=f"vocabulary {config.corpus.name} {config.split}",
         params={"corpus": config.corpus.name, "split": config.split, "tokenizers": " ".join(row.name for row in rows)},

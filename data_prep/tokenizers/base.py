@@ -96,7 +96,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def is_lossless(tokenizer: Tokenizer, texts: Iterable[str | bytes]) -> bool:
     """Whether encoding and decoding gives every text back; for bytes, their text as UTF-8."""
-    return all(_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
+    return all(as_text(text) == tokenizer.decode(tokenizer.encode(text)) for text in texts)
 
 
 @contextmanager
@@ -138,7 +138,8 @@ def folded(tokenizer: Tokenizer) -> list[str] | None:
         return None
 
 
-def _text(text: str | bytes) -> str:
+def as_text(text: str | bytes) -> str:
+    """A text, or bytes read as UTF-8; U+FFFD stands for what is not UTF-8."""
     return text if isinstance(text, str) else text.decode(errors="replace")
 
 
