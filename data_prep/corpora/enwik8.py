@@ -26,7 +26,7 @@ from data_prep.corpora.streams import (
     zip_archive,
     zip_members,
 )
-from data_prep.documents import CorpusError, Document, Source, refuse_packed
+from data_prep.documents import CorpusError, Document, Source, check_least, refuse_packed
 from data_prep.packing import HEAD
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}
@@ -47,8 +47,7 @@ class Enwik8:
     """Documents of equal size that the train split is cut into: as many as there will be lanes."""
 
     def __post_init__(self) -> None:
-        if self.pieces < 1:
-            raise CorpusError(f"pieces of corpus {self.name} is {self.pieces}: give --pieces 1 or more")
+        check_least(self, pieces=1)
 
     def options(self) -> dict[str, Any]:
         return {"pieces": self.pieces} if self.pieces > 1 else {}
@@ -80,15 +79,15 @@ class Enwik8:
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document]:
         """Yield each piece as a document of bytes."""
-        for source in sorted(sources, key=lambda source: int(source.place.partition(" ")[0])):
-            start, stop = map(int, source.place.split())
-            with self._open() as stream:
+        with self._open() as stream:
+            for source in sources:
+                start, stop = map(int, source.place.split())
                 stream.seek(start)
                 data = stream.read(stop - start)
-            if len(data) < stop - start:
-                raise CorpusError(f"{Place.parse(self.source)} has become shorter: start again")
-            yield Document(source.id, source.title, data)
-            del data
+                if len(data) < stop - start:
+                    raise CorpusError(f"{Place.parse(self.source)} has become shorter: start again")
+                yield Document(source.id, source.title, data)
+                del data
 
     @contextmanager
     def _open(self) -> Iterator[Forward]:
@@ -99,7 +98,7 @@ class Enwik8:
                     yield stream
                 return
             with zip_archive(file) as archive:
-                names = [name for name in zip_members(archive) if not is_hidden(name)]
+                names = [name for name in zip_members(archive) if not is_hidden(name.replace("\\", "/"))]
                 if len(names) != 1:
                     raise CorpusError(f"{file} holds {len(names):,} files and should hold enwik8 alone")
                 with archive.open(names[0]) as stream:

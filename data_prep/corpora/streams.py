@@ -278,14 +278,8 @@ ZIP64 = 0xFFFFFFFF
 
 
 def zip_members(archive: zipfile.ZipFile) -> list[str]:
-    """The names of a zip's files, without what macOS adds of its own."""
-    names = [name for name in archive.namelist() if not name.endswith(("/", "\\"))]
-    return [name for name in names if not name.startswith("__MACOSX/") and file_name(name) != ".DS_Store"]
-
-
-def file_name(member: str) -> str:
-    """The last part of a member's name; some programs of Windows write backslashes between the parts."""
-    return re.split(r"[/\\]", member)[-1]
+    """The names of a zip's files. Some programs of Windows write backslashes between a name's parts."""
+    return [name for name in archive.namelist() if not name.endswith(("/", "\\"))]
 
 
 @contextmanager

@@ -15,6 +15,7 @@ part: unpack WikiText-103 first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from data_prep.corpora.streams import (
     Joined,
     LeftOut,
     Line,
-    file_name,
     files_in,
     is_hidden,
     is_safe,
@@ -136,11 +136,12 @@ class WikiText:
         found: dict[str, tuple[str, ...]] = {}
         for split, stem in FILES.items():
             for name in names:
-                if file_name(name) in [f"{stem}.{form}" for form in forms]:
+                if re.split(r"[/\\]", name)[-1] in [f"{stem}.{form}" for form in forms]:
                     if split in found:
                         raise CorpusError(f"{root} holds {found[split][0]} and {name}: choose with --form, or --source")
                     found[split] = (name,)
-        found = found or self._shards(root, names)
+        if not in_archive or root.name.endswith(".parquet"):
+            found = found or self._shards(root, names)
         if not found:
             expected = ", ".join(f"{stem}.{forms[0]}" for stem in FILES.values())
             raise CorpusError(

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,10 @@ def test_parquet_of_another_form_or_of_no_wikitext(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [["many", "words"]]}), tmp_path / "words" / "test.parquet")
     with pytest.raises(CorpusError, match=r"test\.parquet has no text in column 'text' but list"):
         WikiText(source=str(tmp_path / "words")).sources("test")
+    with zipfile.ZipFile(tmp_path / "words" / "packed.zip", "w") as archive:
+        archive.write(tmp_path / "wikitext-2-v1" / "test.parquet", "test.parquet")
+    with pytest.raises(CorpusError, match=r"packed\.zip holds none of wiki\.train\.tokens.*: give --source the folder"):
+        WikiText(source=str(tmp_path / "words" / "packed.zip")).sources("test")
     table(tmp_path / "body" / "test.parquet", ROWS, column="body")
     with pytest.raises(CorpusError, match=r"test\.parquet has no column 'text': it is no Parquet file of WikiText"):
         WikiText(source=str(tmp_path / "body")).sources("test")
