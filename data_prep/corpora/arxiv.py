@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -213,7 +213,7 @@ class Arxiv:
             wanted = {canonical(id): "" for id in written if id}
         if self.metadata:
             file = Place.parse(self.metadata)
-            chosen = _of_subject(file, file.size(), self.subject)
+            chosen = _of_subject(file, self.subject)
             wanted = chosen if wanted is None else {id: chosen[id] for id in wanted if id in chosen}
         return wanted
 
@@ -236,9 +236,8 @@ def canonical(id: str) -> str:
     return (match[1] or match[2] + match[3]) if match else id
 
 
-@lru_cache(maxsize=1)
-def _of_subject(file: Place, size: int, subject: str) -> dict[str, str]:
-    """Ids and titles of the papers with a category of the subject; the file is long, and read once for all splits."""
+def _of_subject(file: Place, subject: str) -> dict[str, str]:
+    """Ids and titles of the papers with a category of the subject."""
     found = {}
     with reading(file.shown), decompressed(file) as stream:
         for number, line in enumerate(lines(stream, LINE), 1):

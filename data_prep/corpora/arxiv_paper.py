@@ -70,7 +70,7 @@ def unpack(member: Opener, id: str, limit: int) -> tuple[str, LeftOut]:
     """The text of a packed paper. Raises NoPaper or TooLarge, or what a damaged archive raises."""
     with _decompressed(member, limit) as (stream, size):
         head = stream.peek(HEAD)
-        whole = len(head) == HEAD and is_tar(head)
+        whole = is_tar(head)
         reason = None if whole else _not_tex(head)
     if whole:
         return _text_of(partial(_members, member, limit))

@@ -58,7 +58,6 @@ class Permutation(Task):
         return [shown[g] for g in drawn], [shown[g] for g in followed(products(self.group), 0, drawn)]
 
 
-@cache
 def elements(group: Group) -> list[tuple[int, ...]]:
     """The images of 0 … n − 1 under each element, in lexicographic order, the identity first."""
     every = permutations(range(int(group[1:])))

@@ -15,7 +15,6 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from common.checks import check_options
@@ -98,17 +97,15 @@ class Pg19:
 
 
 def _titles(file: Place) -> dict[str, str]:
-    return _parse_titles(read_utf8(file), file.shown) if file.is_file() else {}
-
-
-@lru_cache(maxsize=1)  # the same for all three splits
-def _parse_titles(text: str, path: str) -> dict[str, str]:
-    titles = {}
+    titles: dict[str, str] = {}
+    if not file.is_file():
+        return titles
+    text = read_utf8(file)
     try:
         for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
             if len(row) < 2:
-                raise CorpusError(f"{path} has no title in record {number}: use the release's file, or remove it")
+                raise CorpusError(f"{file.shown} has no title in record {number}: use the release's file, or remove it")
             titles[row[0].strip()] = row[1]
     except csv.Error as error:
-        raise CorpusError(f"{path} is not CSV ({error}): use the release's file, or remove it") from None
+        raise CorpusError(f"{file.shown} is not CSV ({error}): use the release's file, or remove it") from None
     return titles

@@ -141,6 +141,13 @@ def test_a_list_or_a_subject_restricts(tmp_path: Path) -> None:
         Arxiv(source=source, metadata=str(lists / "m.json"), subject="econ").sources("train")
     with pytest.raises(CorpusError, match="--subject needs --metadata"):
         Arxiv(source=source, subject="math").sources("train")
+    changed = metadata.replace("cs.LG math.AG", "cs.LG cond-ma").replace("math-ph stat.ML", "math.PR stat.ML")
+    assert len(changed) == len(metadata)
+    put(lists, {"m.json": changed})
+    assert set(read_all(Arxiv(source=source, metadata=str(lists / "m.json"), subject="math"))[0]) == {
+        "2101.00002",
+        "math0309136",
+    }
     put(lists, {"bad.json": metadata + '\n{"id": 3}\n'})
     with pytest.raises(CorpusError, match=r"bad\.json line 5 is not a record with id, title and categories"):
         Arxiv(source=source, metadata=str(lists / "bad.json"), subject="math").sources("train")
