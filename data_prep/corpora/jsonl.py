@@ -50,7 +50,7 @@ FIRST = 1 << 16
 """The most bytes of a line that `refuse_lines` checks."""
 Span = tuple[int, int, int]
 """Lines that follow each other: the number of the first, the offset there, and the bytes of all."""
-HEAD = 1 << 16
+ARRAY_HEAD_BYTES = 1 << 16
 """Bytes at a file's beginning in which its first non-blank character is looked for."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
 
@@ -182,9 +182,9 @@ class JsonLines:
         """Raises CorpusError if the first records are lines of WikiText, not documents."""
         where = file.place.shown
         with reading(where), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(HEAD).removeprefix(BOM), where)
-            first = [line for line in islice(lines(stream, FIRST), 3) if line.data and not line.blank]
-            records = [_record(line.data or b"", where, i, line.offset) for i, line in enumerate(first, 1)]
+            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), where)
+            first = enumerate(islice(lines(stream, FIRST), 3), 1)
+            records = [_record(line.data, where, i, line.offset) for i, line in first if line.data and not line.blank]
             refuse_lines((record.get(self.text_field) for record in records), where)
 
     def _numbered(self, file: Listed, split: str, named: bool) -> tuple[NumberedFile, LeftOut]:
@@ -193,7 +193,7 @@ class JsonLines:
         left_out = LeftOut()
         number = 1
         with reading(file.place.shown), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
+            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), file.place.shown)
             for offsets, sizes, blank in line_spans(stream):
                 numbers = np.arange(number, number + len(sizes))
                 number += len(sizes)
@@ -214,7 +214,7 @@ class JsonLines:
         spans: list[Span] = []  # of that document
         after_large = False
         with reading(file.place.shown), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(HEAD).removeprefix(BOM), file.place.shown)
+            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), file.place.shown)
             for number, line in enumerate(lines(stream, self.max_document_bytes), 1):
                 id = title = f"{file.name}:{number}"
                 reason = "empty" if line.blank else "too large" if line.size > self.max_document_bytes else None

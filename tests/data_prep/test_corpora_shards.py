@@ -211,6 +211,7 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
     ("data", "fields", "words"),
     [
         (b'{"text": "a"}\n{"text"', {}, r"x\.jsonl line 2 is not JSON"),
+        (b"\n\n{bad\n", {}, r"x\.jsonl line 3 is not JSON"),
         (b"[1]\n", {}, r"x\.jsonl line 1 is a JSON list: every line is to be one object"),
         (
             b'{"body": "a", "n": 1}\n',
