@@ -15,7 +15,6 @@ A corpus that labels its tokens itself has its own symbols as tokens.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import xxhash
 
+from common.errors import nearest
 from common.files import seal, unseal
 from common.places import Place
 from common.uris import is_uri
@@ -47,7 +47,6 @@ from data_prep.tokenizers.training import TokenizerTraining, shortfall, train_se
 
 __all__ = [
     "CHAT_FILE",
-    "SPECS",
     "BatchTokenizer",
     "BytesTokenizer",
     "GPT2Tokenizer",
@@ -57,8 +56,8 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "TokenizerTraining",
-    "as_text",
     "about_chat",
+    "as_text",
     "bod_id",
     "chat_of",
     "concatenate",
@@ -132,7 +131,7 @@ def about_chat(tokenizer: Tokenizer, spec: str) -> list[str]:
     if not path.exists():  # a kind to train, such as sentencepiece:8192
         return []
     folder = path if path.is_dir() else path.parent
-    if spec in ("", "bytes") or is_uri(spec) or isinstance(tokenizer, SymbolsTokenizer) or not read_template(folder):
+    if spec in ("", "bytes") or isinstance(tokenizer, SymbolsTokenizer) or not read_template(folder):
         return []
     return [
         f"warning: the chat template in {folder} is left out, because it needs a tokenizer.json: give the folder one, or save it "
@@ -206,14 +205,12 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | TokenizerTraining:
     path = Path(os.path.expanduser(spec))
     if path.is_dir():
         return _from_folder(path)
-    if path.suffix not in (".model", ".json") and not path.is_file():
-        near = difflib.get_close_matches(spec, SPECS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
-        raise TokenizerError(f"unknown tokenizer {spec!r}: {hint} (known: {', '.join(SPECS)})")
-    if not path.is_file():
-        kind = "tokenizer.json" if path.suffix == ".json" else "SentencePiece .model file"
+    if path.is_file():
+        return _from_file(path)
+    if "/" in spec or path.suffix in (".model", ".json"):
+        kind = "SentencePiece .model file" if path.suffix == ".model" else "tokenizer.json, or of a tokenizer's folder"
         raise TokenizerError(f"{path} does not exist: give the path of a {kind}")
-    return _from_file(path)
+    raise TokenizerError(f"unknown tokenizer {spec!r}: {nearest(spec, SPECS)}")
 
 
 def _from_file(path: Path) -> Tokenizer:
@@ -223,7 +220,7 @@ def _from_file(path: Path) -> Tokenizer:
             return _from_store(Place.parse(path.parent))
         tokenizer = HuggingFaceTokenizer(data, str(path))
         tokenizer.name = f"{path.absolute().parent.name}/{path.name}"
-        tokenizer.chat = read_chat(path.parent, tokenizer.special_ids)
+        tokenizer.chat = read_chat(path.parent, tokenizer.added_ids)
         return tokenizer
     try:
         return SentencePieceTokenizer(path.read_bytes(), path.name)

@@ -83,7 +83,7 @@ class HuggingFaceTokenizer:
         self.data = data
         self.name = name
         self.chat = chat
-        self.special_ids: dict[str, int] = {token["content"]: token["id"] for token in spec.get("added_tokens") or ()}
+        self.added_ids: dict[str, int] = {token["content"]: token["id"] for token in spec.get("added_tokens", ())}
         self._pieces = max(vocabulary.values()) + 1
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})

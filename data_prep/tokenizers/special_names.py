@@ -19,7 +19,7 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
     """The file's content with special tokens under names that no text holds; unchanged if the model cannot find their names."""
     model = spec["model"]
     vocab = spec["model"].get("vocab") or {}
-    names = {token["content"] for token in spec.get("added_tokens") or () if token["special"]}
+    names = {token["content"] for token in spec.get("added_tokens", ()) if token["special"]}
     if model.get("type") == "Unigram":
         known = [piece for piece, _ in vocab]
         unknown = model.get("unk_id")
@@ -31,7 +31,10 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
             names - {model.get("unk_token")} if model.get("type") == "WordLevel" else names | {model.get("unk_token")}
         )
     if model.get("type") == "BPE":
-        names = {name for name in names if name is not None and _is_reached(name, model)}
+        # BPE comes to a token as a character, as a whole word, or by a merge.
+        merged = {"".join(_pair(pair)) for pair in model["merges"]}
+        whole = bool(model.get("ignore_merges"))
+        names = {name for name in names if name is not None and (whole or len(name) == 1 or name in merged)}
     suffix = f"\U0010ffff{digest(known)}"
     renamed = {name: name + suffix for name in known if name in names}
     if not renamed:
@@ -52,22 +55,13 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
         changed["merges"] = [
             pair for pair in map(_pair, model["merges"]) if not renamed.keys() & {*pair, "".join(pair)}
         ]
-    added = [{**token, "content": new(token["content"])} for token in spec.get("added_tokens") or ()]
+    added = [{**token, "content": new(token["content"])} for token in spec.get("added_tokens", ())]
     # Where a file has no decoder, tokens are written with blanks between them.
     written = spec.get("decoder") or {"type": "WordPiece", "prefix": suffix, "cleanup": False}
     as_before = {"type": "Replace", "pattern": {"String": suffix}, "content": ""}
     decoder = {"type": "Sequence", "decoders": [as_before, written]}
     # A post-processor would put special tokens around a text, and refers to them by name.
     return {**spec, "model": changed, "added_tokens": added, "decoder": decoder, "post_processor": None}
-
-
-def _is_reached(name: str, model: dict[str, Any]) -> bool:
-    """Whether BPE can come to a token: as a character, as a whole word, or by a merge."""
-    return (
-        len(name) == 1
-        or bool(model.get("ignore_merges"))
-        or any("".join(_pair(pair)) == name for pair in model["merges"])
-    )
 
 
 def _pair(merge: str | list[str]) -> list[str]:

@@ -195,7 +195,7 @@ def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:
     ids: dict[str, Any] = {"begin_of_document_id": bod_id(tokenizer)}
     chat = chat_of(tokenizer)
     if isinstance(tokenizer, HuggingFaceTokenizer) and chat is not None:
-        named = {name: tokenizer.special_ids[token] for name, token in chat.special_tokens.items()}
+        named = {name: tokenizer.added_ids[token] for name, token in chat.special_tokens.items()}
         ids |= {f"{name}_id": named[name] for name in PARTS if name in named}
     ends = eos_ids(checkpoint, tokenizer)
     if ends:
@@ -268,7 +268,7 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> N
         check_special_names(exported, tokenizer, samples)
         # Its model finds names of special tokens in ordinary text.
         if tokenizer.library_file != tokenizer.data.decode():
-            samples = [without(text, tokenizer.special_ids) for text in samples]
+            samples = [without(text, tokenizer.added_ids) for text in samples]
     first = [] if isinstance(tokenizer, SymbolsTokenizer) else [bod_id(tokenizer)]
     as_text = {} if chat is None else {"split_special_tokens": True}  # without a template names are text by default
     for text in samples:
@@ -296,7 +296,7 @@ def check_special_names(exported: Any, tokenizer: HuggingFaceTokenizer, samples:
     """Raise UserError unless a chat template's text gives the ids of the tokenizer.json, special tokens among them."""
     original = RustTokenizer.from_str(tokenizer.data.decode())
     original.no_truncation()
-    names = "".join(f"{name} a\n{name}{name}" for name in tokenizer.special_ids)
+    names = "".join(f"{name} a\n{name}{name}" for name in tokenizer.added_ids)
     for text in (*samples, names):
         if exported(text, add_special_tokens=False)["input_ids"] != original.encode(text, add_special_tokens=False).ids:
             raise UserError(

@@ -154,6 +154,7 @@ def test_damaged(tmp_path: Path) -> None:
         ("sentencepiece:²", "write sentencepiece:2048"),
         ("gpt2:", "'gpt2:' needs a folder: write gpt2:FOLDER"),
         ("nowhere/tokenizer.json", "nowhere/tokenizer.json does not exist: give the path of a tokenizer.json"),
+        ("nowhere/tokenizer", "nowhere/tokenizer does not exist: give the path of a tokenizer.json, or of a"),
         ("~nobody-here/x.model", "~nobody-here/x.model does not exist: give the path of a SentencePiece .model file"),
         ("gpt2:~nobody-here/x", "'gpt2:~nobody-here/x' needs a folder: write gpt2:FOLDER"),
         ("nowhere/x.model", "nowhere/x.model does not exist: give the path of a SentencePiece .model file"),

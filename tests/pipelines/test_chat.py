@@ -180,7 +180,7 @@ def test_a_chat_gets_the_ids_of_special_tokens_that_documents_never_get(kind: st
     )
     tokenizer = tokenizer_from_spec(str(folder))
     assert isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.chat is not None
-    end = tokenizer.special_ids["</s>"]
+    end = tokenizer.added_ids["</s>"]
     assert tokenizer.chat.special_tokens == {"eos_token": "</s>"} and tokenizer.chat.eos_token_ids == (end,)
     assert end not in tokenizer.encode("x </s> x").tolist()
     to_transformers.save_tokenizer(tokenizer, tmp_path)
