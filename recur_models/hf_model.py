@@ -26,7 +26,6 @@ from transformers.utils.logging import get_logger
 
 from recur_models.compiling import compile_model, is_compiled
 from recur_models.decoding import DecodingState, begin, compact, read, spread
-from recur_models.hf_adapters import register_default_targets
 from recur_models.hf_arguments import (
     READ,
     check_arguments,
@@ -43,6 +42,11 @@ from recur_models.protocol import RecurrentModel
 
 logger = get_logger(__name__)
 Forward = TypeVar("Forward", bound=Callable[..., Any])
+
+LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|qkvg|qkvo|kvq|inward|mixer\.[qkv])"
+"""The projections that PEFT puts an adapter on where its config names none: its own targets of a GPT-2 (c_attn) and a Llama
+(q_proj, v_proj). In other models: the projections to queries, keys and values, with gates where one matrix makes both; and in a
+Mamba-2 the projection to all inputs of its recurrence (inward)."""
 
 
 class RecurrentCache(Cache):
@@ -105,7 +109,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
         self.model: RecurrentModel = config.model_config().build(config.vocab_size)
-        self.decoder = self.model.incremental_decoder()
+        self.incremental_decoder = self.model.incremental_decoder()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -120,20 +124,9 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         self.model.output = new_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings, and give an output layer of its own as many rows; new rows begin as the mean of the others
-        (`resize_token_embeddings` calls this)."""
         assert isinstance(value, nn.Embedding)
         self.model.embedding = value
         self.model.vocab_size = value.num_embeddings
-        output: Any = self.get_output_embeddings()
-        if output is None:
-            return
-        with torch.no_grad():
-            for name, parameter in output.named_parameters():
-                added = value.num_embeddings - len(parameter)
-                rows = [parameter[: value.num_embeddings], *[parameter.mean(0, keepdim=True)] * added]
-                setattr(output, name, nn.Parameter(torch.cat(rows), requires_grad=parameter.requires_grad))
-        output.out_features = value.num_embeddings
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -240,10 +233,10 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         if not use_cache and past_key_values is None:
             return self._whole(input_ids, mask_BT), None
         cache = RecurrentCache() if past_key_values is None else past_key_values
-        reading = cache.reading or begin(self.decoder, len(input_ids))
+        reading = cache.reading or begin(self.incremental_decoder, len(input_ids))
         if len(reading.filled_B) != len(input_ids):
             raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
-        made, cache.reading = read(self.decoder, reading, input_ids, mask_BT, keep=keep)
+        made, cache.reading = read(self.incremental_decoder, reading, input_ids, mask_BT, keep=keep)
         cache.seen += input_ids.shape[1]
         return made, cache if use_cache else None
 
@@ -371,6 +364,11 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         return untied_output(hidden_BTD, output, None)
 
 
-register_default_targets(ThroughlineConfig.model_type)
+try:  # PEFT knows architectures by their model_type, which all models here share
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+except ImportError:  # PEFT is not installed
+    pass
+else:
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[ThroughlineConfig.model_type] = LORA_TARGETS
 # By this name Trainer shifts the labels under label smoothing; else the model would learn to repeat its input.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[ThroughlineConfig.model_type] = ThroughlineForCausalLM.__name__

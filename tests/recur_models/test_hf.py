@@ -113,12 +113,13 @@ def test_embeddings_are_also_the_output_and_can_be_resized(slide: Any, count: in
 def test_an_output_layer_of_its_own_is_resized_with_the_embeddings(name: str, count: int, tmp_path: Path) -> None:
     model, ids = wrap(small_configs()[name]), text(2, 9) % min(count, VOCAB)
     before = model(ids).logits
-    model.resize_token_embeddings(count, mean_resizing=False)
+    model.resize_token_embeddings(count)
     after = model(ids).logits
     kept = min(count, VOCAB)
     assert after.shape[-1] == count == model.model.vocab_size == model.model.output.out_features
     torch.testing.assert_close(after[..., :kept], before[..., :kept])
-    torch.testing.assert_close(after[..., kept:], before.mean(-1, keepdim=True).expand(-1, -1, count - kept))
+    expected = before.mean(-1, keepdim=True).expand(-1, -1, count - kept)  # and noise
+    torch.testing.assert_close(after[..., kept:], expected, rtol=1e-3, atol=1e-3)
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, after)
 
