@@ -22,7 +22,7 @@ import tyro
 from common.errors import UserError
 from common.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, chat_of
-from pipelines.inference.trained import eos_ids, find_model, tokenizer_of
+from pipelines.inference.trained import eos_ids, find_model
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 
@@ -50,11 +50,10 @@ def main(argv: list[str]) -> None:
     checkpoint = find_model(config.run)
     from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
 
-    export(checkpoint, config.output, config.store, config.format)
+    tokenizer = export(checkpoint, config.output, config.store, config.format)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
     if config.format == "transformers":
         return
-    tokenizer = tokenizer_of(checkpoint, config.store)
     if isinstance(tokenizer, SymbolsTokenizer):  # the model predicts labels and continues nothing
         return
     command = f"{typed('generate')} {shlex.quote(str(config.output))}"
@@ -67,7 +66,7 @@ def main(argv: list[str]) -> None:
         )
     ends = eos_ids(checkpoint, tokenizer)
     if ends:
-        print(f"  A text ends at id {' or '.join(map(str, ends))}, as for the weights that the run began with.")
+        print(f"  A text ends at id {' or '.join(map(str, ends))}.")
 
 
 if __name__ == "__main__":

@@ -73,9 +73,16 @@ def check_plain(folder: Path, ours: RecurrentModel, config: PretrainedConfig) ->
     found = weights_of(family, folder, ours.vocab_size, weights)
     same = all(torch.equal(found[name], weights[name]) for name in weights)
     whole = config.plain_config().restore(ours.vocab_size, weights).eval()
-    tokens_1W = torch.randint(ours.vocab_size, (1, whole.block), generator=torch.Generator().manual_seed(0))
+    check_logits(folder, theirs, whole, 1, same)
+
+
+def check_logits(folder: Path, theirs: Any, ours: RecurrentModel, blocks: int, same_weights: bool) -> None:
+    """Raise ValueError unless an exported model has the ``same_weights`` as ours, and its logits over some blocks.
+
+    Logits may differ by rounding: where a weight lies in memory decides which kernel reads it.
+    """
+    tokens_1T = torch.randint(ours.vocab_size, (1, blocks * ours.block), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        logits = theirs(tokens_1W).logits
-        expected = whole(tokens_1W)[0]
-    if not (same and torch.allclose(logits, expected, rtol=1e-4, atol=1e-4)):
+        alike = torch.allclose(theirs(tokens_1T, use_cache=False).logits, ours(tokens_1T)[0], rtol=1e-4, atol=1e-4)
+    if not (same_weights and alike):
         raise ValueError(f"{folder} does not give the logits of the checkpoint: report this as a bug")

@@ -217,10 +217,15 @@ def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = 
 
 
 def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
-    """The ids at which a model ends a text: those of the weights that it began with, else of its tokenizer's chat template."""
+    """The ids at which a model ends a text: those that an exported folder names, else those of the weights that the run began
+    with, else those of the tokenizer's chat template.
+    """
     chat = chat_of(tokenizer)
-    ids = checkpoint.meta["config"]["model"].get("eos_token_ids") or (chat.eos_token_ids if chat else ())
-    return [index for index in ids if index < bod_id(tokenizer)]
+    named = checkpoint.eos_ids if isinstance(checkpoint, Exported) else ()
+    begun_with = checkpoint.meta["config"]["model"].get("eos_token_ids") or ()
+    of_chat = chat.eos_token_ids if chat else ()
+    tokens = [[index for index in ids if index < bod_id(tokenizer)] for ids in (named, begun_with, of_chat)]
+    return next(filter(None, tokens), [])
 
 
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:

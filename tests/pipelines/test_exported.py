@@ -111,6 +111,8 @@ def test_every_command_of_a_run_takes_its_export(
     exported: Callable[..., Path], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = exported("rec fixed:skip")
+    ends = folder / "generation_config.json"
+    ends.write_text(json.dumps(json.loads(ends.read_text()) | {"eos_token_id": [256, 10]}))  # as a tuned model may have
     before = contents(folder)
     run = tmp_path / "runs" / "first"
     monkeypatch.chdir(tmp_path)
@@ -135,6 +137,7 @@ def test_every_command_of_a_run_takes_its_export(
     export.main([str(folder), "--store", str(store), "--output", "again"])
     again = contents(tmp_path / "again")
     assert again["model.safetensors"] == before["model.safetensors"] and contents(folder) == before
+    assert Exported.open(folder).eos_ids == (256, 10) and Exported.open("again").eos_ids == (10,)
     assert Exported.open("again").trained == Exported.open(folder).trained | {"run": "exported"}
     written = (folder / "config.json").read_text() + (tmp_path / "again" / "config.json").read_text()
     assert str(tmp_path) not in written
