@@ -89,7 +89,6 @@ class Seen(NamedTuple):
     """bool. Keys after a query, or too far before it; None if there are none, or the distance decides it."""
     crossing_Bnm: Tensor | None
     """bool, broadcast to [..., n, m]. Keys of other documents than the query's; None if there are none."""
-    absent: Literal["zeros", "masked"]
 
 
 class CoreLayer(nn.Module):
@@ -154,7 +153,7 @@ class CoreLayer(nn.Module):
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen = seen.unseen_nm
         v0 = None
-        if crossing is not None and seen.absent == "masked":
+        if crossing is not None and self.config.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
         elif crossing is not None:
             k0, v0 = nothing or self.nothing()
@@ -196,7 +195,7 @@ class CoreLayer(nn.Module):
             q = q.unflatten(2, (-1, window)).transpose(1, 2)
             seen_by_each = unseen_nm.shape[1]
             k, v = (each.unfold(2, seen_by_each, window).permute(0, 2, 1, 4, 3) for each in (k, v))
-        seen = Seen(unseen_nm, crossing_Bnm, self.config.absent)
+        seen = Seen(unseen_nm, crossing_Bnm)
         heads_HnE = self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen)
         return self.finish(x_nD, heads_HnE.transpose(1, 2).flatten(2, 3) if window else heads_HnE)
 
@@ -248,14 +247,14 @@ class Distances(NamedTuple):
 class CoreModel(RecurrentModel):
     """Embeddings, the core's layers, final norm and output layer. Each model defines how tokens pass through them."""
 
-    def __init__(self, config: CoreConfig, vocab_size: int, block: int, span: int, layers: int):
+    def __init__(self, config: CoreConfig, vocab_size: int, span: int):
         super().__init__()
         self.vocab_size = vocab_size
-        self.block = block
+        self.block = config.block
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(config.dropout)
         self.distances_EP = nn.Parameter(torch.randn(config.head_dim, span))
-        self.layers: Any = nn.ModuleList(CoreLayer(config) for _ in range(layers))
+        self.layers: Any = nn.ModuleList(CoreLayer(config) for _ in range(config.layers))
         self.final_norm = nn.LayerNorm(config.d_model)
         self.output = nn.Linear(config.d_model, vocab_size)
 

@@ -4,7 +4,7 @@
     cost.parameters, cost.flops_per_token, cost.training_flops_per_token
 
 A multiply-add is two FLOPs. Matrix products are counted, logits among them; looking embeddings up, norms, softmax, biases and
-gates' products are not. Attention is counted twice:
+elementwise products are not. Attention is counted twice:
 
 - ``flops``, the needed ones: the pairs of query and key that may see each other. A token of a window needs W keys.
 - ``computed_flops``, those of our code: W × 2W logits for each block, half of them masked.

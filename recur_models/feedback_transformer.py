@@ -92,7 +92,7 @@ class FeedbackTransformer(CoreModel):
     """The core, read token by token."""
 
     def __init__(self, config: FeedbackTransformerConfig, vocab_size: int):
-        super().__init__(config, vocab_size, config.window, config.span, config.layers)
+        super().__init__(config, vocab_size, config.span)
         self.config = config
         self.memory_weights_L = nn.Parameter(torch.zeros(config.layers + 1))
         self.memory = nn.Identity()  # passes on the weights, for probes
@@ -135,14 +135,13 @@ class FeedbackTransformer(CoreModel):
     def read(self, x_BWD: Tensor, earlier: Context, crossing_BS: Tensor | None) -> tuple[Tensor, Tensor, Context]:
         """A block behind the keys and values of the ``span`` memories before it. Returns outputs and memories [B, W, D], and the
         memories' own keys and values."""
-        config = self.config
         outputs = []
         memories = []
         # One pair for each layer that makes keys, of the block's tokens so far; none before the first token.
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.makers]
         shared = self.shared(missing=crossing_BS is not None)
         for t, x_B1D in enumerate(x_BWD.split(1, 1)):
-            seen = Seen(None, None, config.absent)
+            seen = Seen(None, None)
             if crossing_BS is not None:
                 seen = seen._replace(crossing_Bnm=F.pad(crossing_BS, (0, t), value=False)[:, None])
             parts = [[pair, *so_far] for pair, so_far in zip(earlier, own, strict=True)]
@@ -249,7 +248,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
             distance_B1m = place_B1[..., None] + config.span - slot_m
             unseen_B1m = (distance_B1m < 1) | (distance_B1m > config.span)
-            seen = Seen(unseen_B1m[:, None], missing_B1m, config.absent)
+            seen = Seen(unseen_B1m[:, None], missing_B1m)
             parts = [
                 [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
                 for i in range(len(model.makers))

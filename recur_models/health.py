@@ -8,8 +8,9 @@
 - ``state_share``, 0 … 1: the share of recurrent states, or of a kNN memory, in what attention adds to the residual stream. It
   is one of energy, |from states|² / (|from states|² + |from the window|²); for a memory it is its gate, σ(b). Attention's
   weights on states would not do: they have a softmax of their own and always sum to 1, so only the projection behind them can
-  vanish.
-- ``gate_openness``, 0 … 1: the share of the new candidate that a gate lets in: 1 − g (fixed) or i (lstm), equations 3 and 7.
+  vanish. In a staircase it is the share of attention from the newest chunk to earlier ones, also in steps that drain.
+- ``gate_openness``, 0 … 1: the share of the new candidate that a gate lets in: 1 − g (fixed) or i (lstm), equations 3 and 7;
+  in a feedback transformer, the share of a memory that comes from the layers, not the embedding.
 - ``state_change``: rms of a block's change of the states over their rms before it; of mixers that of a segment, unless the stack is
   recomputed block by block.
 

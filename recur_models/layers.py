@@ -217,7 +217,8 @@ class PositionBias(nn.Module):
 
     @classmethod
     def bucket(cls, distance: Tensor) -> Tensor:
-        """Bucket of a distance ≥ 0 (int64): exact below 16, logarithmic above."""
+        """Bucket of a distance (int64): exact below 16, logarithmic above; for one below 0, that of 0."""
+        distance = distance.clamp(min=0)
         exact = cls.BUCKETS // 2
         far = torch.log(distance.clamp(min=1).float() / exact) / math.log(cls.MAX_DISTANCE / exact)
         far = far * (cls.BUCKETS - exact)
@@ -230,7 +231,7 @@ class PositionBias(nn.Module):
         """
         if distance_WZ.is_cuda:
             return self.by_diagonals(distance_WZ)
-        return self.table_HN[:, self.bucket(distance_WZ.clamp(min=0))]
+        return self.table_HN[:, self.bucket(distance_WZ)]
 
     def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
         """The same bias. Its backward pass first sums along each diagonal, instead of adding W · Z gradients to 32 numbers.
@@ -239,7 +240,7 @@ class PositionBias(nn.Module):
         """
         rows = distance_WZ.shape[0]
         distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])
-        bias_HD = self.table_HN[:, self.bucket(distance_D.clamp(min=0))]
+        bias_HD = self.table_HN[:, self.bucket(distance_D)]
         # Rows of D + 1, read as rows of D, each begin one diagonal later than the row before.
         repeated_HWP = F.pad(bias_HD, (0, 1))[:, None].expand(-1, rows, -1)
         shifted_HWD = repeated_HWP.flatten(1)[:, : rows * len(distance_D)].unflatten(1, (rows, -1))

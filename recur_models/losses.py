@@ -56,16 +56,12 @@ def whole_cross_entropy(
     return F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
 
 
-def tied_output(
-    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None, bias_V: Tensor | None = None
-) -> Tensor:
-    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embedding, or the
-    weight of a separate output layer, which may have a bias.
-    """
+def tied_output(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor | None) -> Tensor:
+    """A model's output: nats [B, T] if there are targets, else logits [B, T, V]. ``weight_VD``: its embedding."""
     if targets_BT is None:
         states = states_asked_for(hidden_BTD)
-        return F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype), bias_V) if states is None else states
-    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), bias_V).view_as(targets_BT)
+        return F.linear(hidden_BTD, weight_VD.to(hidden_BTD.dtype)) if states is None else states
+    return chunked_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, targets_BT.flatten()).view_as(targets_BT)
 
 
 def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | None) -> Tensor:
@@ -76,9 +72,10 @@ def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | No
         states = states_asked_for(hidden_BTD)
         return output(hidden_BTD) if states is None else states
     if isinstance(output, nn.Linear) and is_plain(output):
-        return tied_output(hidden_BTD, output.weight, targets_BT, output.bias)
-    logits_NV = output(hidden_BTD).flatten(0, 1).float()
-    nats_N = F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
+        nats_N = chunked_cross_entropy(hidden_BTD.flatten(0, 1), output.weight, targets_BT.flatten(), output.bias)
+    else:
+        logits_NV = output(hidden_BTD).flatten(0, 1).float()
+        nats_N = F.cross_entropy(logits_NV, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
     return nats_N.view_as(targets_BT)
 
 

@@ -283,7 +283,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         R = model.config.read_tokens
         key_Z = torch.arange(R + model.block, device=tokens_Bn.device)
         distance_BnZ = places.of_tokens_Bn[..., None] + R - key_Z
-        bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
+        bucket_BnZ = PositionBias.bucket(distance_BnZ)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         after = []
         for i, layer in enumerate(model.layers):

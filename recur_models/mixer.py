@@ -82,15 +82,11 @@ class Mixer(nn.Module, ABC):
 
     @abstractmethod
     def open(self, state: State) -> State:
-        """An empty block that begins at ``state``, in tensors of its own."""
+        """An empty block that begins at ``state``, in tensors of its own. When it is full, it is the next State."""
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Read tokens of one block. Returns the addition to the residual stream [B, n, D], and the block with them."""
-
-    @abstractmethod
-    def close(self, block: State) -> State:
-        """The State after a full block."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:
@@ -146,9 +142,6 @@ class RecurrentMixer(Mixer):
         fresh_B1 = torch.zeros(len(x_BnD), 1, dtype=torch.bool, device=x_BnD.device)
         y_BnD, after = self.mix(self.norm(x_BnD), block, fresh_B1, places.valid_Bn)
         return y_BnD, {name: tensor.to(block[name].dtype) for name, tensor in after.items()}
-
-    def close(self, block: State) -> State:
-        return {name: tensor.clone() for name, tensor in block.items()}
 
     def probes(self) -> list[Probe]:
         return [Probe("state_change", self.carried, relative_change)]

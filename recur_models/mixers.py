@@ -68,7 +68,6 @@ class MixersConfig(ModelConfig):
     """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, rwkv7, window."""
 
     name: ClassVar[str] = "mixers"
-    training_fields: ClassVar[tuple[str, ...]] = ("dropout",)
 
     layers: tuple[MixerName, ...] = ("delta", "delta", "delta", "delta")
     """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), rwkv7, window (sliding
@@ -302,4 +301,4 @@ class StackIncrementalDecoder(IncrementalDecoder):
         return model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
-        return join_layers(layer.mixer.close(layer_state(i, block)) for i, layer in enumerate(self.model.layers))
+        return block

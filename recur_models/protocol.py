@@ -8,6 +8,7 @@ first dimension is the lane. The last part of a name is the tensor's kind:
 - ``keys``, ``values``: those of the tokens just before the segment
 - ``memory_keys``, ``memory_values``, ``memory_count``: a kNN memory, and how many pairs it holds
 - ``inputs``: the newest inputs of a layer, a convolution or a token shift; ``count``: how many of a layer's there are
+- ``present``: whether the lane has a previous block (`equations = "paper"`)
 - ``tokens``, ``tokens_count``: the ids of the overlap's tokens, and how many there are
 
 A model without memory has the empty State.

@@ -374,7 +374,7 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
             absent_B11 = ~state["present"][:, None, None]
             unseen_BnZ = unseen_BnZ | (absent_B11 & (distance_BnZ > place_Bn1))
             blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
-        part = Part(places, PositionBias.bucket(distance_BnZ.clamp(min=0)), unseen_BnZ, blind_BHn1)
+        part = Part(places, PositionBias.bucket(distance_BnZ), unseen_BnZ, blind_BHn1)
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         after = []
         for i, layer in enumerate(self.model.layers):

@@ -108,14 +108,10 @@ class CachedStaircaseConfig(StaircaseConfig):
 
 
 class Step(NamedTuple):
-    """The chunks that a step holds, as indices into the chunks of the State and then of the segment."""
+    """One step of a staircase, which holds some consecutive chunks of the State and then of the segment."""
 
     first: int
-    """The first chunk of the step."""
-    active: int
-    """The first chunk that is processed."""
-    end: int
-    """One after the last chunk."""
+    """Index of its first chunk."""
     crosses: bool
     """Whether, on some lane, chunks are missing or belong to more than one document."""
     last: bool
@@ -127,7 +123,7 @@ class Staircase(CoreModel):
 
     def __init__(self, config: StaircaseConfig, vocab_size: int):
         span = config.in_step * config.chunk
-        super().__init__(config, vocab_size, config.chunk, span, config.layers)
+        super().__init__(config, vocab_size, span)
         self.config = config
 
     def initial_state(self, lanes: int) -> State:
@@ -156,7 +152,7 @@ class Staircase(CoreModel):
             run = self.recomputed("block", self.step)
             x_BSCD, context = run(x_BSCD, context, step, document_BS)
             if i + 1 >= self.config.passes:
-                outputs.append(x_BSCD[:, step.active - step.first])
+                outputs.append(x_BSCD[:, self.config.in_step - self.config.passes])
             x_BSCD = x_BSCD[:, 1:]
             if i == len(chunks) - 1:
                 after = x_BSCD
@@ -173,7 +169,7 @@ class Staircase(CoreModel):
         # Missing keys differ too: every step has a chunk of the segment.
         crosses = torch.stack([(document_BS[:, a:b] != document_BS[:, a : a + 1]).any() for a, b in windows]).tolist()
         last = len(windows) - 1
-        return [Step(a, a + N - M, b, crosses[i], i == last) for i, (a, b) in enumerate(windows)]
+        return [Step(a, crosses[i], i == last) for i, (a, _) in enumerate(windows)]
 
     def look_at(self, x_BSCD: Tensor) -> Context:
         """Keys and values of the chunks that the next step does not process; empty for a staircase."""
@@ -185,16 +181,16 @@ class Staircase(CoreModel):
     ) -> tuple[Tensor, Context]:
         """The core over the chunks of one step, oldest first; and the next step's context. ``keep``: a list that gets each layer's
         keys and values of the step's chunks."""
-        cached = step.active - step.first
+        cached = self.config.in_step - self.config.passes
         C = self.block
         x_BnD = x_BSCD[:, cached:].flatten(1, 2)
         queries = x_BnD.shape[1]
-        keys = (step.end - step.first) * C
+        chunks = x_BSCD.shape[1]
         distances = Distances(self.distances_EP, itself=True)
-        unseen_nm = distances.unseen(queries, keys, x_BnD.device)
+        unseen_nm = distances.unseen(queries, chunks * C, x_BnD.device)
         crossing_Bnm = None
         if step.crosses:
-            document_Bm = document_BS[:, step.first : step.end].repeat_interleave(C, dim=1)
+            document_Bm = document_BS[:, step.first : step.first + chunks].repeat_interleave(C, dim=1)
             crossing_Bnm = document_Bm[:, cached * C :, None] != document_Bm[:, None]
         for i, layer in enumerate(self.layers):
             for chunk, x_BCD in enumerate(x_BnD.split(C, 1)):  # oldest first: in its last pass
@@ -215,7 +211,8 @@ class Staircase(CoreModel):
         return StaircaseIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
-        """One probe: the share of attention that goes to chunks of earlier steps."""
+        """One probe: the share of attention that goes to chunks of earlier steps. It falls with shorter segments, since the steps
+        that drain see fewer chunks."""
 
         def share(weights_BHnm: Tensor, _: Tensor) -> Tensor:
             return weights_BHnm[..., -self.block :, : -self.block].float().sum(-1).mean()
@@ -247,23 +244,22 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         document_BS = documents(state["states_count"], N - 1, unmarked_B0)
         block: State = {"first": x_BSCD.new_zeros(lanes, C, config.d_model), "older": x_BSCD.clone()}
         context = model.look_at(x_BSCD)
+        own = x_BSCD.new_zeros(lanes, config.heads, C, config.head_dim)
         for i in range(M):
             held: Context = context
             if i < M - 1:
                 held = []
-                x_BSCD, context = model.step(
-                    x_BSCD, context, Step(i, i + N - M, N - 1, crosses=True, last=False), document_BS, held
-                )
+                x_BSCD, context = model.step(x_BSCD, context, Step(i, crosses=True, last=False), document_BS, held)
                 block["older"] = x_BSCD.clone() if i == 0 else block["older"]
                 x_BSCD = x_BSCD[:, 1:]
             for j in range(config.layers):
                 for kind, place in (("keys", 0), ("values", 1)):
-                    empty = x_BSCD.new_zeros(lanes, config.heads, N * C, config.head_dim)
-                    earlier, own = empty.split([(N - 1) * C, C], dim=2)
-                    if held:
-                        # At each pass one chunk more has left the window.
-                        earlier = F.pad(held[j][place], (0, 0, i * C, 0))
-                    block |= {f"{i}.{j}.earlier_{kind}": earlier.clone(), f"{i}.{j}.{kind}": own.clone()}
+                    earlier = held[j][place] if held else own[:, :, :0]
+                    # At each pass one chunk more has left the window.
+                    block |= {
+                        f"{i}.{j}.earlier_{kind}": F.pad(earlier, (0, 0, i * C, 0)),
+                        f"{i}.{j}.{kind}": own.clone(),
+                    }
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
@@ -279,7 +275,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         distance_Bnm = places.of_tokens_Bn[..., None] + (N - 1) * C - slot_m
         missing_B1m = slot_m // C < (N - 1 - state["states_count"])[:, None, None]
         for i in range(config.passes):
-            seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m, config.absent)
+            seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m)
             for j, layer in enumerate(model.layers):
                 note(i * config.layers + j, x_BnD)
                 q, k, v = layer.project(x_BnD)

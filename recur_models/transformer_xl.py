@@ -79,7 +79,7 @@ class TransformerXL(CoreModel):
     """Both models: Transformer-XL, and the universal transformer."""
 
     def __init__(self, config: TransformerXLConfig, vocab_size: int):
-        super().__init__(config, vocab_size, config.window, config.span, config.layers)
+        super().__init__(config, vocab_size, config.span)
         self.config = config
 
     @property
@@ -176,7 +176,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         distance_Bnm = places.of_tokens_Bn[..., None] + config.span - slot_m
         unseen_Bnm = (distance_Bnm < 1) | (distance_Bnm > config.span)
         missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
-        seen = Seen(unseen_Bnm[:, None], missing_B1m, config.absent)
+        seen = Seen(unseen_Bnm[:, None], missing_B1m)
         distances = Distances(model.distances_EP, itself=False)
         for i, layer in enumerate(model.stack):
             note(i, x_BnD)

@@ -28,7 +28,7 @@ from recur_models.protocol import (
     layer_state,
 )
 from recur_models.sliding_window import TokenLayer
-from recur_models.stepping import append, bias
+from recur_models.stepping import append, attend_parts, bias
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see the block's earlier tokens."""
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
-        bucket_BnW = PositionBias.bucket(distance_BnW.clamp(min=0))
+        bucket_BnW = PositionBias.bucket(distance_BnW)
         unseen_BnW = distance_BnW < 0
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         after = []
@@ -140,8 +140,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
             tokens = layer.project(x_BnD)
             keys, values, changed = append(places, tokens, layer_state(i, block))
             bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
-            logits_BHnW = tokens.q_self @ keys.transpose(-1, -2) + bias_BHnW.to(keys.dtype)
-            heads_BHnE = torch.softmax(logits_BHnW, dim=-1).to(values.dtype) @ values
+            heads_BHnE = attend_parts(tokens.q_self, [(keys, values)], bias_BHnW)
             x_BnD = layer.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), join_layers(after)

@@ -49,14 +49,11 @@ class WindowMixer(Mixer):
         keys, values, after = append(places, tokens, block)
         distance_BnZ = places.of_tokens_Bn[..., None] + window - torch.arange(2 * window, device=x_BnD.device)
         unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
-        bucket_BnZ = PositionBias.bucket(distance_BnZ.clamp(min=0))
+        bucket_BnZ = PositionBias.bucket(distance_BnZ)
         bias_BHnZ = bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         previous = state["keys"], state["values"]
         heads_BHnE = attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ)
         return self.out(merge_heads(heads_BHnE)), after
-
-    def close(self, block: State) -> State:
-        return block
 
     def probes(self) -> list[Probe]:
         return []
