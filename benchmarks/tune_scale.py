@@ -30,7 +30,7 @@ from pipelines.config.run import flatten, to_json
 from pipelines.sweeps import tuner
 from pipelines.sweeps.command import SweepConfig, check, read_command
 from pipelines.sweeps.planning import open_or_plan
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial import TrialActor
 from pipelines.terminal import cli
@@ -102,13 +102,13 @@ def main(argv: list[str]) -> None:
         kind = Sleeps if config.kind == "sleep" else TrialActor
         room: Any = SimpleNamespace(at_once=lambda: at_once, use_gpu=False)
         tracking: Any = SimpleNamespace(below=lambda run: run)
-        tuner.fit(Record(sweep), domains, tracking, room, Stop(sweep.folder), kind)
+        tuner.fit(SweepRecord(sweep), domains, tracking, room, Stop(sweep.folder), kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
         began = time.monotonic()
         again = Sweep(swept, fields(domains))
         again.open_folder()
-        grid = tuner.fit(Record(again), domains, tracking, room, Stop(sweep.folder), kind)
+        grid = tuner.fit(SweepRecord(again), domains, tracking, room, Stop(sweep.folder), kind)
         assert len(grid) == len(sweep.trials)
         print(f"a start over {len(grid):,} trials that are over: {time.monotonic() - began:.1f} s")
         if config.kind == "sleep":

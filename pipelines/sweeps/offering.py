@@ -19,7 +19,7 @@ from common.errors import UserError
 from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.planning import suggest
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from tune_spaces.drawing import METRIC, Searcher
 
@@ -50,7 +50,7 @@ class QueueSearcher(NotKept, TuneSearcher):
     """Gives Tune a sweep's trials, each under its own name: first the known ones, then those that a searcher suggests."""
 
     def __init__(
-        self, record: Record, searcher: Searcher, stops: Stopper, capacity: TrialCapacity, trials: list[Any]
+        self, record: SweepRecord, searcher: Searcher, stops: Stopper, capacity: TrialCapacity, trials: list[Any]
     ) -> None:
         super().__init__()
         self._record = record

@@ -1,6 +1,6 @@
 """The events and decisions of a sweep: each metric of a trial counts once, and is on disk before it is acted on.
 
-    record = Record(sweep)                      # as the folder has it
+    record = SweepRecord(sweep)                      # as the folder has it
     decision = record.add(trial, 20, 5.1, "STOP", "asha")
     record.ended(trial, "finished")
 
@@ -29,7 +29,7 @@ SAVE_SECONDS = 1.0
 """How often a trial's steps and metrics are written into its trial.json; its begin and end always are."""
 
 
-class Record:
+class SweepRecord:
     """The present state of a sweep's trials, and all decisions about them."""
 
     def __init__(self, sweep: Sweep) -> None:

@@ -26,7 +26,7 @@ from pipelines.reports.sweep_result import Trial, named, read_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import BUDGET, Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
@@ -65,10 +65,10 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         capacity = TrialCapacity(config)
         if not again:
             sweep.write_plan(command)
-        return run_trials(Record(sweep), domains, capacity, command)
+        return run_trials(SweepRecord(sweep), domains, capacity, command)
 
 
-def run_trials(record: Record, domains: dict[str, Any], capacity: TrialCapacity, command: str) -> Done:
+def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapacity, command: str) -> Done:
     """Run the trials to their ends."""
     sweep = record.sweep
     config = sweep.config

@@ -157,10 +157,6 @@ class Sweep:
         """The sweep's place, as shown to a person."""
         return cli.shown(self.run.place.recorded)
 
-    def place(self, trial: Trial) -> Path:
-        """Local folder of the sweep's own files on a trial."""
-        return self.folder / "trials" / trial.id
-
     def run_folder(self, trial: Trial) -> RunFolder:
         """The folder of the trial's run."""
         return RunFolder(self.run.place / f"trials/{trial.id}", trains=True)

@@ -124,14 +124,14 @@ class TrialActor(tune.Trainable):
         free_memory()
         size = self._run.workers[0]
         if size > 1 and not self._peers:
-            self._gather(size, self._device)
+            self._gather(size)
         self._others = [peer.train.remote(self._run) for peer in self._peers]
         return TrialLoop(self._run, self._metric, self._device, self._step)
 
-    def _gather(self, size: int, device: torch.device) -> None:
+    def _gather(self, size: int) -> None:
         """Start the other ranks, and form a process group with them."""
         group: Any = ray.util.get_current_placement_group()
-        resources = self._run.placement.worker(device.type == "cuda")
+        resources = self._run.placement.worker(self._device.type == "cuda")
         options = {"num_cpus": resources.pop("CPU"), "num_gpus": resources.pop("GPU", 0), "resources": resources}
         for index in range(1, size):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
@@ -140,12 +140,12 @@ class TrialActor(tune.Trainable):
             free.bind(("", 0))
             address = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
         where = {"init_method": address, "world_size": size}
-        joined = [peer.join.remote(device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
+        joined = [peer.join.remote(self._device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
         failed: list[BaseException] = []
 
         def join_them() -> None:
             try:
-                join(device, rank=0, **where)
+                join(self._device, rank=0, **where)
             except BaseException as error:
                 failed.append(error)
 

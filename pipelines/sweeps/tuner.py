@@ -30,7 +30,7 @@ from pipelines.cluster.ray_train import first_line
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import NotSaved, TrialActor, pointer_of
@@ -61,8 +61,8 @@ class Keys:
     """
 
     def __init__(self) -> None:
-        self.last = False
-        """Whether Tune makes an actor before the keys are shown again."""
+        self.starting = False
+        """Whether Tune starts an actor before the keys are shown again."""
         self._made = False
         self._hidden: dict[str, str] = {}
 
@@ -72,7 +72,7 @@ class Keys:
 
     def show(self) -> None:
         """Put the keys back into the environment."""
-        self._made = self._made or self.last
+        self._made = self._made or self.starting
         os.environ.update(self._hidden)
         self._hidden = {}
 
@@ -80,7 +80,7 @@ class Keys:
 class Logged(NotKept, TrialScheduler):
     """A scheduler that writes each decision to results.jsonl before it returns it. A step in that file keeps its decision."""
 
-    def __init__(self, rule: TrialScheduler, record: Record, stops: Stopper, keys: Keys) -> None:
+    def __init__(self, rule: TrialScheduler, record: SweepRecord, stops: Stopper, keys: Keys) -> None:
         super().__init__()
         self._keys = keys
         self._rule = rule
@@ -114,7 +114,7 @@ class Logged(NotKept, TrialScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         self._keys.hide()  # Tune makes this trial's actor next, and then asks Watch.stop_all
         chosen = self._rule.choose_trial_to_run(tune_controller)
-        self._keys.last = chosen is not None
+        self._keys.starting = chosen is not None
         return chosen
 
     def debug_string(self) -> str:
@@ -147,7 +147,7 @@ class Watch(NotKept, tune.Callback, Stopper):
     none is to begin.
     """
 
-    def __init__(self, record: Record, stop: Stop, capacity: TrialCapacity, keys: Keys) -> None:
+    def __init__(self, record: SweepRecord, stop: Stop, capacity: TrialCapacity, keys: Keys) -> None:
         self._keys = keys
         self._room = capacity
         self._record = record
@@ -224,7 +224,7 @@ def why(trial: Any) -> str:
 
 
 def fit(
-    record: Record,
+    record: SweepRecord,
     domains: Mapping[str, Any],
     tracking: SweepTracking,
     capacity: TrialCapacity,

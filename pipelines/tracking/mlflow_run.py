@@ -180,7 +180,8 @@ class MlflowRun:
         begun = [] if noted else self._of_key(key)  # an earlier start may have made the run
         run = begun[0] if begun else self._existing(noted)
         if run is not None and run.data.tags.get(START, saved["starts"][0]) not in saved["starts"]:
-            run = self._leave(run)
+            self._leave(run)
+            run = None
             key = saved_run(self.folder)["key"]
             noted = None
         self._found = run is not None

@@ -30,7 +30,7 @@ from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.offering import QueueSearcher
 from pipelines.sweeps.planning import open_or_plan
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, conclude, run_trials
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
@@ -46,7 +46,7 @@ class Killed(Exception):
     """The driver dies: what it has not written is lost."""
 
 
-class Mortal(Record):
+class Mortal(SweepRecord):
     """A record whose driver dies instead of writing down a metric, after so many new ones."""
 
     left = -1
@@ -99,7 +99,7 @@ OPTUNA = ("lr", "--search", "optuna", "--scheduler", "none", "--num-samples", "3
 
 def ends(sweep: Sweep) -> list[Any]:
     """What a sweep has come to, by its files."""
-    saved = [json.loads((sweep.place(trial) / "trial.json").read_text()) for trial in sweep.trials.values()]
+    saved = [json.loads((sweep.run_folder(trial).folder / "trial.json").read_text()) for trial in sweep.trials.values()]
     return [[trial[key] for key in ("id", "values", "status", "steps", "best", "last", "reason")] for trial in saved]
 
 
@@ -126,10 +126,10 @@ def test_a_grid_the_preset_itself_the_winner_and_tunes_own_results(
     assert best and best.best
     for trial in trials[:2]:
         assert (trial.steps, trial.tokens) == (20, 20 * 4 * 32)
-        checkpoint = Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000020")
+        checkpoint = Checkpoint.open(sweep.run_folder(trial).folder / "checkpoints" / "step-00000020")
         assert trial.last and checkpoint.meta["validation"]["best_by"] == trial.last.value
         assert checkpoint.meta["config"]["optim"]["lr"] == trial.values["optim.lr"]
-    for path in (sweep.folder / "best.json", sweep.place(trials[0]) / "trial.json"):
+    for path in (sweep.folder / "best.json", sweep.run_folder(trials[0]).folder / "trial.json"):
         assert "validation/bits_per_byte" in path.read_text() and "bits_per_token" not in path.read_text()
     found = read_sweep(sweep.folder)
     assert found.scored[0].best_value == best.best.value == found.scored[0].points[-1].value
@@ -165,7 +165,7 @@ def test_killed_twice_and_files_damaged_it_ends_as_if_nothing_had_happened(
         with pytest.raises(Killed):
             here(*ASHA, name="killed").run(kill_after=metrics)
     killed = here(*ASHA, name="killed")
-    first, second, *_ = (killed.sweep.place(trial) / "trial.json" for trial in killed.sweep.trials.values())
+    first, second, *_ = (killed.sweep.run_folder(trial).folder / "trial.json" for trial in killed.sweep.trials.values())
     first.write_text(first.read_text()[:40])
     second.unlink()
     known = results(killed.sweep)
@@ -181,7 +181,9 @@ def test_killed_twice_and_files_damaged_it_ends_as_if_nothing_had_happened(
     assert len(counted) == len(set(counted))
     for trial in calm.trials.values():
         name = f"step-{trial.steps:08d}"
-        ours, theirs = (contents(sweep.place(trial) / "checkpoints" / name) for sweep in (killed.sweep, calm))
+        ours, theirs = (
+            contents(sweep.run_folder(trial).folder / "checkpoints" / name) for sweep in (killed.sweep, calm)
+        )
         weights = {file: data for file, data in theirs.items() if file.endswith(".safetensors")}
         assert {file: data for file, data in ours.items() if file.endswith(".safetensors")} == weights != {}
     told = {row["trial"]: row["step"] for row in grid.get_dataframe().to_dict("records")}
@@ -195,7 +197,10 @@ def check_stopped(sweep: Sweep) -> None:
     assert {trial.values["optim.lr"] for trial in stopped} >= {1e-7, 1e-6}
     for trial in stopped:
         assert trial.last and f"asha stopped it at step {trial.steps} (" in trial.reason
-        assert Checkpoint.open(sweep.place(trial) / "checkpoints" / f"step-{trial.steps:08d}").step == trial.steps
+        assert (
+            Checkpoint.open(sweep.run_folder(trial).folder / "checkpoints" / f"step-{trial.steps:08d}").step
+            == trial.steps
+        )
     assert [name for name, *_, decision in results(sweep) if decision == "STOP"] == [trial.id for trial in stopped]
     baseline = sweep.trials["000"]
     assert baseline.baseline and baseline.status == "finished"
@@ -251,7 +256,7 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
     assert exploited
     for trial, each in exploited:
         assert each["step"] in (5, 10, 15) and each["from"] in sweep.trials
-        later = Checkpoint.open(sweep.place(trial) / "checkpoints" / "step-00000020")
+        later = Checkpoint.open(sweep.run_folder(trial).folder / "checkpoints" / "step-00000020")
         assert later.meta["config"]["optim"]["lr"] == trial.values["optim.lr"]
     told = defaultdict(list)
     for name, step, *_ in results(sweep):
@@ -325,17 +330,17 @@ def test_a_stopper_that_ends_the_sweep_stops_each_at_its_next_metric_but_for_the
 
 
 def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) -> None:
-    record = Record(here(*GRID).sweep)
+    record = SweepRecord(here(*GRID).sweep)
     trial = record.sweep.trials["001"]
     record.begin(trial)
-    Stop(record.sweep.place(trial)).ask()
+    Stop(record.sweep.run_folder(trial).folder).ask()
     record.died(trial, "a worker died")
     record.ended(trial, "stopped")
     assert trial.status == "stopped" and "a file `stop`" in trial.reason
 
 
 def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    record = Record(here(*GRID).sweep)
+    record = SweepRecord(here(*GRID).sweep)
     trial = record.sweep.trials["001"]
     record.begin(trial)
     for _ in range(record.run_of(trial).max_failures + 1):
@@ -360,8 +365,8 @@ class Told(Searcher):
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_searcher_is_told_that_a_trial_has_failed(here: Make) -> None:
-    made = here(*GRID)
-    record = Record(made.sweep)
+    made = here(*GRID, "--num-cpus", "2")
+    record = SweepRecord(made.sweep)
     told = Told(made.domains)
     queue = QueueSearcher(record, told, NoopStopper(), TrialCapacity(made.config), [])
     for name in ("first", "second"):
@@ -376,7 +381,7 @@ def test_a_searcher_is_told_that_a_trial_has_failed(here: Make) -> None:
 def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
     spent = "the sweep's budget of 3,000 tokens is spent"
     sweep = here("model.window=8,16", "--search", f"{OWN}:First(often=9)", "--num-samples", "3").sweep
-    record = Record(sweep)
+    record = SweepRecord(sweep)
     record.begin(sweep.trials["000"])
     record.add(sweep.trials["000"], 20, 5.0, "CONTINUE")
     record.ended(sweep.trials["000"], "finished")
@@ -397,7 +402,7 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
 
 def test_lines_that_are_no_events_and_copies_of_trials_are_passed_over(here: Make) -> None:
     sweep = here(*GRID).sweep
-    Record(sweep).add(sweep.trials["001"], 10, 5.0, "CONTINUE")
+    SweepRecord(sweep).add(sweep.trials["001"], 10, 5.0, "CONTINUE")
     statuses = {name: trial.status for name, trial in sweep.trials.items()}
     with open(sweep.folder / "results.jsonl", "a") as file:
         file.write('null\n{"a": 1}\n')
@@ -561,7 +566,7 @@ def test_a_stop_that_a_kill_kept_from_its_end_has_its_reason_again(here: Make) -
     sweep.note(event="begin", trial=trial.id, time=0.0)
     told = {"trial": trial.id, "step": 5, "tokens": 640, "value": 9.0}
     sweep.note(event="result", **told, decision="STOP", reason="asha stopped it at step 5", time=0.0)
-    record = Record(sweep)
+    record = SweepRecord(sweep)
     assert (trial.status, trial.reason) == ("pending", "")
     assert record.known(trial, 5) == "STOP" and trial.reason == "asha stopped it at step 5"
 

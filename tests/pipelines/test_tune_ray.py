@@ -20,7 +20,7 @@ from common.errors import UserError
 from pipelines import tune
 from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps import tuner
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.trial import TrialActor
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
@@ -232,10 +232,10 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     tracking: Any = SimpleNamespace(below=lambda run: run)
     stop = Stop(sweep.folder)
     stop.ask()
-    tuner.fit(Record(sweep), domains, tracking, room, stop, Ends)
+    tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["pending"] * 3
 
-    class Full(Record):
+    class Full(SweepRecord):
         def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -243,7 +243,7 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     with pytest.raises(OSError, match="No space left"):
         tuner.fit(Full(sweep), domains, tracking, room, stop, Ends)
     assert os.environ["RAY_CHDIR_TO_TRIAL_DIR"] == "of-a-notebook" and "RAY_AIR_NEW_OUTPUT" not in os.environ
-    tuner.fit(Record(sweep), domains, tracking, room, stop, Ends)
+    tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 3
 
 

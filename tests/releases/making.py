@@ -41,7 +41,7 @@ from pipelines import evaluate, export, prepare, train, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.inference.targets import load_targets
 from pipelines.sweeps.command import read_and_check
-from pipelines.sweeps.record import Record
+from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.tracking.metrics_file import read_records
 from tests.small_corpus import words
@@ -135,7 +135,7 @@ def trials(store: Path, root: Path) -> dict[str, Any]:
     config, domains = read_and_check(sweep_words(store, root))
     sweep = Sweep(config, fields(domains))
     assert sweep.open_folder()
-    record = Record(sweep)
+    record = SweepRecord(sweep)
     return {
         name: {
             **asdict(trial),
