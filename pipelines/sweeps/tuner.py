@@ -207,7 +207,11 @@ class Watch(NotKept, tune.Callback, Stopper):
             self._record.died(ours, refused[2] if refused else f"a worker died ({said})")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._record.ended(self._sweep.trials[str(trial)], "failed", f"a worker died ({why(trial)})")
+        """A kept actor could not take the trial. Tune does not try it again in this start, so the sweep saves and stops."""
+        ours = self._sweep.trials[str(trial)]
+        said = why(trial)
+        self._record.retryable = self._record.retryable or f"trial {ours.id}: {said}"
+        self._record.ended(ours, "retryable", said)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}

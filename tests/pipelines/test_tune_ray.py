@@ -247,6 +247,30 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 3
 
 
+class Refuses(Ends):
+    """Its kept actor cannot take another trial: the bucket with the trials is silent, say."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        if hasattr(self, "_run"):  # not the actor's first trial
+            raise OSError(errno.EIO, "the bucket is silent")
+        return super().reset_config(new_config)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ray_session")
+def test_a_kept_worker_that_cannot_take_a_trial_loses_none(tmp_path: Path) -> None:
+    swept, domains = many(tmp_path, 3)
+    sweep = planned(swept, domains)
+    room: Any = SimpleNamespace(at_once=lambda: 1, use_gpu=False)
+    tracking: Any = SimpleNamespace(below=lambda run: run)
+    stop = Stop(sweep.folder)
+    with pytest.raises(UserError, match=r"trial 00\d: .*the bucket is silent"):
+        tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Refuses)
+    assert {trial.status for trial in sweep.trials.values()} == {"finished", "pending"}
+    tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Ends)
+    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 3
+
+
 def test_what_ended_a_worker_is_told_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "error.txt").write_text(
         "Failure # 1 (occurred at 2026-11-23_12-00-00)\n\x1b[36mray::Trial.train()\x1b[39m (pid=1, ip=10.0.0.1)\n"
