@@ -69,6 +69,7 @@ class QueueSearcher(NotKept, TuneSearcher):
     def suggest(self, trial_id: str) -> Any:
         """The values of the next trial; None where there is none now."""
         live = sum(trial.status in ("PENDING", "RUNNING") for trial in self._trials)
+        live += len(self._names) - len(self._trials)  # given since the list was brought up to date
         if live >= self._capacity.at_once():
             return None
         trial = self._next()

@@ -27,6 +27,7 @@ from ray.tune.stopper import Stopper
 
 from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
+from pipelines.config.parts import times
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
@@ -261,7 +262,7 @@ def fit(
                 metric=config.metric,
                 mode="min",
                 num_samples=-1 if queue else 1,
-                max_concurrent_trials=most_at_once(config, capacity),
+                max_concurrent_trials=most_at_once(config),
                 search_alg=queue,
                 scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
@@ -290,10 +291,18 @@ def fit(
     return grid
 
 
-def most_at_once(config: SweepConfig, capacity: TrialCapacity) -> int | None:
-    """The limit on trials at once that the options set. None without one, with a searcher, or where trials wait for each other."""
-    limited = config.max_concurrent_trials or config.num_cpus
-    return capacity.at_once() if limited and not config.suggested and not compares_all(config.scheduler) else None
+def most_at_once(config: SweepConfig) -> int | None:
+    """The limit on trials at once that the options set. None without one, with a searcher, or where trials wait for each other.
+
+    Machines that join the cluster later may bring room for more trials than there is now.
+    """
+    if config.suggested or compares_all(config.scheduler):
+        return None
+    limits = [config.max_concurrent_trials] if config.max_concurrent_trials else []
+    if config.num_cpus:
+        taken = config.train.workers[0] * config.train.placement.cpus
+        limits.append(max(1, times({"CPU": config.num_cpus}, {"CPU": taken})))
+    return min(limits, default=None)
 
 
 @contextlib.contextmanager

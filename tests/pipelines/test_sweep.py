@@ -9,6 +9,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -376,6 +377,33 @@ def test_a_searcher_is_told_that_a_trial_has_failed(here: Make) -> None:
     queue.on_trial_complete("first", {"outcome": "finished", "done": True})
     queue.on_trial_complete("second", {"outcome": "failed", "done": True})
     assert list(told.ends.values()) == [5.0, None]
+
+
+def test_a_searcher_is_asked_for_as_many_trials_as_there_is_room_for(here: Make) -> None:
+    """Also if Tune asks several times before it shows the trials that it has made."""
+    made = here("lr", "--search", "optuna", "--num-samples", "9", "--max-concurrent-trials", "3")
+    room: Any = SimpleNamespace(at_once=lambda: 3)
+    trials = [SimpleNamespace(status=status, is_finished=lambda: False) for status in ("RUNNING", "RUNNING")]
+    queue = QueueSearcher(SweepRecord(made.sweep), Told(made.domains), NoopStopper(), room, shown := [])
+    first = [queue.suggest("a"), queue.suggest("b")]
+    shown += trials
+    assert None not in first and queue.suggest("c") is not None and queue.suggest("d") is None
+
+
+def test_only_the_options_limit_how_many_trials_run_at_once(here: Make) -> None:
+    """Machines that join the cluster make room for more."""
+    assert tuner.most_at_once(here("lr", "--num-cpus", "3", name="a").config) == 3
+    assert tuner.most_at_once(here("lr", "--num-cpus", "3", "--max-concurrent-trials", "2", name="b").config) == 2
+    assert tuner.most_at_once(here(*PBT, name="c").config) is None
+    assert tuner.most_at_once(here(*OPTUNA, name="d").config) is None
+
+
+def test_a_population_of_a_grid_counts_only_what_fits_together(here: Make) -> None:
+    words = ("model.window=8,64+data.segment_length=32,128", "--search", "grid", "--baseline", "no")
+    halving = ("--scheduler", "ray.tune.schedulers:HyperBandScheduler")
+    assert len(here(*words, *halving, "--max-trials", "3").sweep.trials) == 3
+    with pytest.raises(UserError, match="waits until all 3 trials can be compared, and --max-trials 2"):
+        here(*words, *halving, "--max-trials", "2", name="fewer")
 
 
 def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
