@@ -24,6 +24,7 @@ from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
+from pipelines.tracking.metrics_file import read_records
 from pipelines.training.worker import TrainInputs, start_tracker
 
 STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -39,7 +40,9 @@ class SweepTracking:
         self._sweep = sweep
         self._tracking = config.train.tracking
         self._root = Path(config.train.root).absolute()
-        self._ends = sum(trial.over for trial in sweep.trials.values())
+        # A larger budget makes trials pending again whose ends were logged: the axis continues after these.
+        logged = [record.step for record in read_records(sweep.folder / "metrics.jsonl")]
+        self._ends = max([sum(trial.over for trial in sweep.trials.values()), *logged])
         self._tracker = Tracker.start(
             replace(self._tracking, system_metrics="off"),
             root=self._root,

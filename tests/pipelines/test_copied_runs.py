@@ -296,6 +296,13 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     assert tags(server, ids[1])["mlflow.parentRunId"] == ids[0] and tags(server, ids[2])["origin.run_id"] == ids[0]
     assert tags(server, ids[3])["mlflow.parentRunId"] == ids[2] and tags(server, ids[3])["origin.run_id"] == ids[1]
     assert [len(server.points(run_id, "train/bits_per_token")) for run_id in (ids[1], ids[3])] == [20, 20]
+    again = open_sweep("first")
+    again.trials["000"].status = "pending"  # a larger budget lets it train more, and its end was logged
+    tracking = SweepTracking(again, "tune")
+    tracking.end(trial)
+    tracking.close("FINISHED")
+    assert server.steps(ids[0], "sweep/best") == [1, 2]
+    assert len(server.runs(config.experiment)) == 4
     for name, run_id in (("first", ids[1]), ("second", ids[3])):
         version = server.call("registered-models/alias", name=name, alias="best")["model_version"]
         assert version["run_id"] == run_id
