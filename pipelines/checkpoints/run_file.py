@@ -29,8 +29,10 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
     Raises UserError naming what this version does not know.
     """
     name = argv[0] if argv else ""
+    if name in presets or name[:1] in ("", "-"):  # no file: a missing preset is reported later
+        return presets
     if not name.partition("?")[0].endswith(".json"):  # a URI's query says where its bucket is
-        return presets if name in presets else {**presets, **begun_with(name)}
+        return {**presets, **begun_with(name)}
     path = Place.parse(argv[0])
     try:
         values = json.loads(path.read_bytes())
