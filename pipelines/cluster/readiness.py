@@ -172,11 +172,12 @@ def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
     """A sentence for each machine that cannot read the store, or reads another one."""
     manifest = Place.parse(config.data.store) / config.data.corpus / "train" / "manifest.json"
     answers = on_each(nodes, tried, manifest.xxh3)
-    usual = next((answer for answer in answers if answer[0]), None)
+    reads = ((node, answer) for node, answer in zip(nodes, answers, strict=True) if answer[0])
+    reference, usual = next(reads, (nodes[0], None))
     return [
         f"{label(node)} cannot read {manifest} ({why}): mount the store there, or prepare it in a folder that all machines share"
         if why
-        else f"{manifest} on {label(node)} is another one than on {label(nodes[0])}: mount the same store"
+        else f"{manifest} on {label(node)} is another one than on {label(reference)}: mount the same store"
         for node, (found, why) in zip(nodes, answers, strict=True)
         if (found, why) != usual
     ]

@@ -198,7 +198,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
-    from tune_spaces.drawing import Searcher, fields, grid
+    from tune_spaces.drawing import Searcher, fields
     from tune_spaces.named import is_exact
     from tune_spaces.stopping import compares_all, stopper
 
@@ -271,18 +271,13 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"{config.scheduler} compares trials at validations: choose a validation metric in place of {config.metric}"
             )
     config.rule(domains)
-    if compares_all(config.scheduler) and config.max_trials:
-        planned = config.num_samples
-        if config.search == "grid":
-            combinations = grid(domains, config.grid_points)
-            own = config.own_values(fields(domains))
-            planned = len(combinations) + (own is not None and own not in combinations)
-        if config.max_trials < planned:
+    if compares_all(config.scheduler):
+        planned = planned_trials(config, domains)
+        if config.max_trials and config.max_trials < planned:
             raise UserError(
                 f"{config.scheduler} waits until all {planned} trials can be compared, and --max-trials {config.max_trials} leaves "
                 "some out: lower --num-samples or --grid-points instead"
             )
-    if compares_all(config.scheduler):
         if config.max_concurrent_trials:
             raise UserError(
                 f"{config.scheduler} lets trials wait for each other, so all that fit must begin: leave out "
@@ -301,6 +296,25 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
                 "resumes exactly only if it decides from them alone"
             )
+
+
+def planned_trials(config: SweepConfig, domains: Mapping[str, Any]) -> int:
+    """How many trials a grid or random draws make: combinations of a grid that do not fit together are left out."""
+    from tune_spaces.drawing import fields, grid
+
+    if config.search != "grid":
+        return config.num_samples
+
+    def makes_run(values: Mapping[str, Any]) -> bool:
+        try:
+            config.run_with(values)
+        except ValueError:
+            return False
+        return True
+
+    combinations = [values for values in grid(domains, config.grid_points) if makes_run(values)]
+    own = config.own_values(fields(domains))
+    return len(combinations) + (own is not None and own not in combinations)
 
 
 def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:

@@ -109,6 +109,8 @@ class Sweep:
                 raise UserError(f"{path} was written by another version of Throughline: choose another --run")
             theirs = saved["identity"]
             plan = saved["plan"]
+        except UserError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()

@@ -26,7 +26,7 @@ from pipelines.config.run import to_json
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial, read_sweep
-from pipelines.sweeps import run_sweep
+from pipelines.sweeps import run_sweep, tuner
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.offering import QueueSearcher
@@ -452,6 +452,11 @@ def test_a_run_is_its_preset_and_the_words_that_changed_it(name: str, tmp_path: 
         assert presets_with(PRESETS, [str(file)])[str(file)] == other
 
 
+def test_only_a_first_word_names_a_file() -> None:
+    for words in ([], ["--data.store=runs/nowhere", "small-rec"], ["small-rec", "runs/nowhere"]):
+        assert presets_with(PRESETS, words) is PRESETS
+
+
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text('{"run": "a", "model": {"name": "rec"}, "stepz": 3}')
@@ -638,7 +643,7 @@ def test_a_folder_of_something_else_is_refused(
     path = tmp_path / "runs" / "sweep" / "sweep.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
     with pytest.raises(
-        UserError, match=r"sweep\.json was written by another version of Throughline: choose another --run"
+        UserError, match=r"^[^(]*sweep\.json was written by another version of Throughline: choose another --run"
     ):
         here("lr")
     assert Trial("000", {}).described() == "the preset"
