@@ -113,7 +113,7 @@ def main(argv: list[str]) -> None:
     places = [Place.parse(name) for name in config.runs]
     config = replace(config, tracking=tracking_for(config.tracking.located(), places))
     all_runs = root_for(config.root, places)
-    root = RunFolder(all_runs / "reports").folder.parent  # for a bucket: the local folder of MLflow's file
+    root = RunFolder(all_runs / "reports", trains=True).folder.parent  # for a bucket: the local folder of MLflow's file
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     titles = [place.name[:40] for place in places]

@@ -286,7 +286,8 @@ def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConf
     """
     found = replace(tracked_as(checkpoint.meta["config"]["tracking"], asked), system_metrics="off")
     if run is not None and Place.parse(run.folder).is_writable():
-        return found, root_of(run.folder, checkpoint.meta["config"]["run"])
+        trained_in = RunFolder(run.place, trains=True).folder  # has MLflow's file of a run in a bucket
+        return found, root_of(trained_in, checkpoint.meta["config"]["run"])
     found = found.located()
     home = Path(HOME).absolute()
     return found if found.uri or Place.parse(home).is_writable() else replace(found, backend="none"), home

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,10 +275,8 @@ def test_what_was_not_uploaded_whole_is_no_checkpoint(
 
 def test_asked_to_stop_through_the_bucket(words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Place.parse(bucket("runs/mine")) / "stop"
-    beats = []
 
     def beat(self: object, step: int | None = None) -> None:
-        beats.append(step)
         if step == 4:
             stop.write_atomically(b"stop")
 
@@ -364,14 +363,14 @@ def test_ray_workers_train_into_a_bucket(
 
 def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
     preset: Any = PRESETS["small-rec"]
-    config = preset.__class__(**{**vars(preset), "root": bucket("runs"), "run": "mine"}).located()
+    config = replace(preset, root=bucket("runs"), run="mine").located()
     assert config.root == bucket("runs") and RunFolder.of(config).place == Place.parse(bucket("runs/mine"))
     assert (
         RunFolder.of(config).folder.is_absolute()
         and RunFolder.of(config).folder.name == "mine"
         and "s3:" not in str(RunFolder.of(config).folder)
     )
-    local = preset.__class__(**{**vars(preset), "root": str(tmp_path), "run": "mine"}).located()
+    local = replace(preset, root=str(tmp_path), run="mine").located()
     assert RunFolder.of(local).folder == tmp_path / "mine"
 
 
@@ -392,5 +391,6 @@ def test_credentials_in_uris_are_printed_and_recorded_nowhere(
         str(file.place): file.place.read_bytes() for file in Place.parse(bucket("runs")).list(True) if not file.is_dir
     }
     kept |= contents(tmp_path) | {"printed": (streams.out + streams.err).encode()}
-    assert any(name.endswith("mlflow.db") for name in kept) and any(name.endswith("config.json") for name in kept)
+    assert len([name for name in kept if name.endswith("mlflow.db")]) == 1  # the evaluation's too
+    assert any(name.endswith("config.json") for name in kept)
     assert not [name for name, data in kept.items() if b"LEAK" in data]
