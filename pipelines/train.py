@@ -76,7 +76,7 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
     place = RunFolder.of(config)
     if not place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(
-            f"  MLflow    stays on the machine of rank 0, in {place.folder.parent}: --tracking.uri names a server",
+            f"  MLflow  stays on the machine of rank 0, in {run_folder.folder.parent}: --tracking.uri names a server",
             flush=True,
         )
     return parameters
@@ -171,11 +171,11 @@ def _shown(config: TrainConfig) -> str:
 
 def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
-    root = root_of(run.folder, config.run) if run.is_local else "runs"  # MLflow's file of a bucket's run is local
+    own_file = config.tracking.backend == "mlflow" and not config.tracking.uri
+    look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if own_file else ""
     return (
         f"  result    {cli.shown(run.checkpoints.recorded)}\n"
-        f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}\n"
-        f"  look      {cli.typed_ui(root)}"
+        f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}{look}"
     )
 
 
