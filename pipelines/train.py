@@ -73,8 +73,8 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "
             "documents hold the names of its special tokens as text"
         )
-    place = RunFolder.of(config)
-    if not place.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
+    run_folder = RunFolder.of(config)
+    if not run_folder.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
         print(
             f"  MLflow  stays on the machine of rank 0, in {run_folder.folder.parent}: --tracking.uri names a server",
             flush=True,
@@ -87,22 +87,22 @@ def main(argv: list[str]) -> int:
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
     if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
-    run = open_run(config)
-    place = RunFolder.of(config)
-    check_tracking(config.tracking, root_of(place.folder, config.run))
+    run = open_run(config, World.alone())
+    run_folder = RunFolder.of(config)
+    check_tracking(config.tracking, root_of(run_folder.folder, config.run))
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
-        with file_lock(place.folder, "another training run"):
-            place.fetch(*RECORDS)
+        with file_lock(run_folder.folder, "another training run"):
+            run_folder.fetch(*RECORDS)
             # Sends what MLflow lacks because it was silent then.
             tracker = start_tracker(config, run, run.resume.step)
             register_best(config, tracker)
             tracker.finish()
-            place.publish(*RECORDS)
+            run_folder.publish(*RECORDS)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
-        with file_lock(place.folder, "another training run"):
+        with file_lock(run_folder.folder, "another training run"):
             train_with_progress(config, run)
     except Stopped as stopped:
         saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
@@ -118,7 +118,7 @@ def main(argv: list[str]) -> int:
 
 def train_beside(config: TrainConfig) -> int:
     """Train in one of torchrun's other processes: the first one prints for all."""
-    run = open_run(config)
+    run = open_run(config, World.alone())
     if run.resume is None or run.resume.step < config.steps:
         try:
             train_here(config, Stop(RunFolder.of(config).place))
@@ -129,11 +129,11 @@ def train_beside(config: TrainConfig) -> int:
 
 def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
     """Train in this process or on Ray, showing progress."""
-    place = RunFolder.of(config)
+    run_folder = RunFolder.of(config)
     resume_step = run.resume.step if run.resume else 0
-    stop = Stop(place.place)
+    stop = Stop(run_folder.place)
     stop.clear()
-    with show_progress(place.place, resume_step, config.steps):
+    with show_progress(run_folder.place, resume_step, config.steps):
         try:
             if config.num_workers == 0:
                 train_here(config, stop)

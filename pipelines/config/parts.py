@@ -143,14 +143,16 @@ class TrackingConfig:
 
         A command reads them once, where it begins, and passes them to its workers, which may have other variables.
         """
+        if self.backend != "mlflow":
+            return self
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI", "").strip()
         relative = re.fullmatch(r"sqlite:///(?!/|:memory:)(.+)", uri)
         if relative:
             uri = f"sqlite:///{Path(relative[1]).absolute()}"
-        if not self.uri and self.backend == "mlflow":
+        if not self.uri:
             check_address(uri, "MLFLOW_TRACKING_URI")
         experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", "").strip()
-        return dataclasses.replace(self, uri=uri, experiment=experiment) if self.backend == "mlflow" else self
+        return dataclasses.replace(self, uri=uri, experiment=experiment)
 
 
 @dataclass(frozen=True)

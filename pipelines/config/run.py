@@ -114,11 +114,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(
-            "", self, steps=1, log_every=1, validate_every=0, validate_tokens=0, max_failures=0, hang_seconds=0
+            "",
+            self,
+            steps=1,
+            log_every=1,
+            validate_every=0,
+            validate_tokens=0,
+            micro_lanes=0,
+            max_failures=0,
+            hang_seconds=0,
         )
         self._check_allow_change()
-        if self.micro_lanes < 0:
-            raise UserError(f"micro_lanes is {self.micro_lanes}: write how many lanes, or 0 for all of a worker's")
         if self.recompute not in self.model.recomputes:
             raise UserError(
                 f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
@@ -166,15 +172,14 @@ class TrainConfig:
                 raise UserError(f"data.cache is {public(cache)}: name a folder that each machine has, or none")
             cache = Place.parse(cache).text
         data = dataclasses.replace(self.data, store=store, cache=cache)
-        own = self.tracking.backend == "mlflow" and not self.tracking.located().uri and not is_uri(root)
+        tracking = self.tracking.located()
+        own = tracking.backend == "mlflow" and not tracking.uri and not is_uri(root)
         if own and (odd := set(root) & set("?#%")):
             raise UserError(
                 f"root is {root}, and MLflow's own file cannot be below a folder with {odd.pop()} in its name: choose another "
                 "--root, name a server by --tracking.uri, or add --tracking.backend none"
             )
-        return dataclasses.replace(
-            self, root=root, data=data, tracking=self.tracking.located(), initial_weights=initial
-        )
+        return dataclasses.replace(self, root=root, data=data, tracking=tracking, initial_weights=initial)
 
     @property
     def workers(self) -> range:

@@ -62,15 +62,15 @@ def search(words: Sequence[str]) -> str:
     if not found:
         near = nearest(words[-1], PRESETS, "--presets without words lists all")
         raise UserError(f"no preset matches {' '.join(words)!r}: {near}")
-    columns = [("preset", "model", "parameters", "corpus", "")]
-    columns += [row_of(name, PRESETS[name]) for name in found]
-    name, model, parameters, corpus, _ = (max(map(len, column)) for column in zip(*columns, strict=True))
-    rows = [
-        f"{row[0]:{name}}  {row[1]:{model}}  {row[2]:>{parameters}}  {row[3]:{corpus}}  {row[4]}".rstrip()
-        for row in columns
+    rows = [("preset", "model", "parameters", "corpus", "")]
+    rows += [row_of(name, PRESETS[name]) for name in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"{name:{widths[0]}}  {model:{widths[1]}}  {parameters:>{widths[2]}}  {corpus:{widths[3]}}  {line}".rstrip()
+        for name, model, parameters, corpus, line in rows
     ]
     note = "Parameters are without embeddings, which grow with the tokenizer."
-    return "\n".join([*rows, f"{counted(len(found), 'preset')}. {note}"])
+    return "\n".join([*lines, f"{counted(len(found), 'preset')}. {note}"])
 
 
 def matches(name: str, word: str) -> bool:

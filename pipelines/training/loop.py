@@ -192,7 +192,7 @@ def train(
         # Validate
         if run.validation_store and (last or done % config.validate_every == 0):
             with speed.paused():
-                metrics = validate(model, run.validation_store, config, world, autocast, lambda *_: heart.beat())
+                metrics = validate(model, run.validation_store, config, world, autocast, heart.beat)
             progress.note_validation(metrics, done, config)
             if tracker:
                 tracker.log({**metrics, "train/tokens": float(schedule.tokens_before(done))}, done)
@@ -200,7 +200,7 @@ def train(
         # Save
         leaving = world.any(asked_to_stop()) and not last
         if leaving or last or done % config.checkpoint.every == 0:
-            size = torch.stack(torch._foreach_norm(list(model.parameters()))).sum()  # of the weights after this step
+            size = torch.nn.utils.get_total_norm(model.parameters())  # of the weights after this step
             check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done, saver)
             with speed.paused():
                 gc.collect()
@@ -230,7 +230,7 @@ def validate(
     config: TrainConfig,
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
-    progress: Callable[[int, int], None],
+    progress: Callable[[], object],
 ) -> dict[str, float]:
     """Metrics on the validation split, with a State of its own. A model with recurrent states is also scored with these cleared at
     every segment, if the effect can be seen at all. The increase in bits is the worth of the recurrence.

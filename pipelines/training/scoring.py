@@ -203,12 +203,13 @@ def score_split(
     where: StateReset = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[], object] = lambda: None,
 ) -> Score:
     """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
 
-    ``limit_tokens``: read about so many tokens, from some documents, each for long. ``progress(step, steps)`` is called after each
-    step. Raises UserError if a store is labelled and the tokens read have no label.
+    ``limit_tokens``: read about so many tokens, from some documents, each for long. ``progress`` is called after each step.
+
+    Raises UserError if a store is labelled and the tokens read have no label.
     """
     sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
     schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
@@ -224,8 +225,7 @@ def score_split(
     how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
     for segment in read_segments(model, store, schedule, own, world.device, **how):
         add_to(sums_3P, segment, bucket)
-        if progress:
-            progress(segment.step + 1, schedule.steps)
+        progress()
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
     beyond = where.first(segment_length, model.block)

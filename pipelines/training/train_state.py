@@ -40,7 +40,7 @@ class TrainState:
         if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
         bits = metrics.get("validation/bits_per_token")
-        if bits is not None:  # missing if nothing is to be predicted
+        if bits is not None:  # missing where it is no number
             best_by = metrics.get(config.checkpoint.best_by)
             if best_by is None:
                 print(

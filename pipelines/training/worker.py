@@ -41,8 +41,8 @@ ZOMBIE_SECONDS = 60.0
 """How long a start waits for a process of an earlier one to end."""
 
 
-def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
-    """Open stores and the newest good checkpoint (with a world: the one that rank 0 has found).
+def open_run(config: TrainConfig, world: World) -> TrainInputs:
+    """Open stores and the newest good checkpoint, the one that rank 0 of the world has found.
 
     Raises a ValueError in one sentence when they do not fit the config.
     """
@@ -65,16 +65,15 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
     tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
-    place = RunFolder.of(config)
-    world = world or World.alone()
-    resume, complaints = place.newest() if world.rank == 0 else (None, [])
+    run_folder = RunFolder.of(config)
+    resume, complaints = run_folder.newest() if world.rank == 0 else (None, [])
     name = world.broadcast_str(resume.folder.name if resume else "")
     if world.rank > 0 and name:
         try:
-            resume = place.open_checkpoint(name)
+            resume = run_folder.open_checkpoint(name)
         except CheckpointError as error:
             raise CheckpointError(
-                f"rank 0 resumes from {name}, but {error}: is {place.place} shared by all workers?"
+                f"rank 0 resumes from {name}, but {error}: is {run_folder.place} shared by all workers?"
             ) from None
     initial = None
     if resume is None:
@@ -82,8 +81,8 @@ def open_run(config: TrainConfig, world: World | None = None) -> TrainInputs:
             config.model.check_new()
         initial = open_initial(config, train_store)
     else:
-        check_resumable(resume.meta["config"], config, place.place)
-        check_shapes(resume, config, place.place)
+        check_resumable(resume.meta["config"], config, run_folder.place)
+        check_shapes(resume, config, run_folder.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     precision = agree(config, train_store.vocab_size, world, resume)
@@ -101,20 +100,20 @@ def train_as_worker(
     Raises Stopped when it was asked to stop, and has saved.
     """
     plugins.load()
-    place = RunFolder.of(config)
+    run_folder = RunFolder.of(config)
     records = RECORDS if world.rank == 0 else ()
-    fence = file_lock(place.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    with fence if world.rank == 0 else nullcontext(), place.published(*records, f"logs/worker-{world.rank}.log"):
+    fence = file_lock(run_folder.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    with fence if world.rank == 0 else nullcontext(), run_folder.published(*records, f"logs/worker-{world.rank}.log"):
         if world.rank == 0:
-            write_atomically(place.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
-            place.publish("config.json")
-        place.fetch(*records)
+            write_atomically(run_folder.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+            run_folder.publish("config.json")
+        run_folder.fetch(*records)
         run = open_run(config, world)
         with tracked(config, run, world) as tracker:
             on_disk = partial(note_checkpoint, tracker, config) if tracker else None
-            saver = Saver(place, config.checkpoint, world, config.data.lanes, on_disk)
+            saver = Saver(run_folder, config.checkpoint, world, config.data.lanes, on_disk)
             try:
-                with Heartbeat(place, world, config.hang_seconds) as heart:
+                with Heartbeat(run_folder, world, config.hang_seconds) as heart:
                     loop.train(config, run, world, tracker, asked_to_stop, saver, heart)
             finally:
                 saver.abandon()
@@ -160,7 +159,7 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
 def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None) -> Tracker:
     """Start tracking a run, with its config as params and its data set as an input. ``resume_step``: None if the run is over."""
     manifest = run.train_store.manifest
-    place = RunFolder.of(config)
+    run_folder = RunFolder.of(config)
     values = to_json(config)
     initial = run.initial
     began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
@@ -168,8 +167,8 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
         values = run.resume.meta["config"]
     tracker = Tracker.start(
         config.tracking,
-        root=root_of(place.folder, config.run),
-        run_folder=place.folder,
+        root=root_of(run_folder.folder, config.run),
+        run_folder=run_folder.folder,
         run_name=config.run,
         params=flatten(values),
         tags={
@@ -189,14 +188,14 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
             tokens=manifest.totals.tokens,
         ),
         resume_step=resume_step,
-        place=place.place,
-        publish=partial(place.publish, "mlflow_run.json"),
+        place=run_folder.place,
+        publish=partial(run_folder.publish, "mlflow_run.json"),
         recorded=mlflow_record(run.resume, config.run) if run.resume else None,
     )
     if resume_step != 0:  # checkpoints that were not logged before the run was killed
-        for checkpoint in reversed(place.complete_checkpoints()):
+        for checkpoint in reversed(run_folder.complete_checkpoints()):
             if resume_step is None or checkpoint.step <= resume_step:
-                stands = place.checkpoints / checkpoint.folder.name
+                stands = run_folder.checkpoints / checkpoint.folder.name
                 note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
     return tracker
 

@@ -27,7 +27,7 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import DataConfig, OptimConfig, to_json
-from pipelines.inference.trained import find_checkpoint
+from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
@@ -38,23 +38,11 @@ from pipelines.training.reading import SEGMENTS, StateMode, StateReset
 from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
-from recur_models import RecurrentModel, clear, model_from_json
+from recur_models import clear, health
 from tests.small_corpus import contents, words
 from tests.small_runs import TINY
 
 Train = Callable[..., Path]
-
-
-def load(folder: Path) -> RecurrentModel:
-    checkpoint, _ = RunFolder.parse(folder).newest()
-    assert checkpoint is not None
-    return load_model(checkpoint)
-
-
-def load_model(checkpoint: Checkpoint) -> RecurrentModel:
-    model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
-    model.load_state_dict(checkpoint.weights())
-    return model
 
 
 def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -149,7 +137,7 @@ def test_lanes_that_move_to_other_processes_keep_each_bit_of_their_state(train: 
     assert {saved[name].dtype for name in saved if name.endswith(".keys")} == {torch.bfloat16}
     # A slow gate moves these too.
     assert {saved[name].dtype for name in saved if name.endswith(".states")} == {torch.float32}
-    fresh, nats = load_model(found).initial_state(2), torch.zeros((), dtype=torch.float64)
+    fresh, nats = model_of(found).initial_state(2), torch.zeros((), dtype=torch.float64)
     for rank in range(2):
         world = World(rank, 2, torch.device("cpu"))
         with torch.random.fork_rng():
@@ -247,7 +235,9 @@ def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixtur
 def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Train) -> None:
     how = ("--validate-every", "0", "--checkpoint.every", "2", "--allow-change", "steps")
     words = ("--optim.recurrent-lr-scale", "0", *how)
-    first, last = (dict(load(train(*words, "--steps", steps)).named_parameters()) for steps in ("2", "4"))
+    first, last = (
+        dict(model_of(find_checkpoint(train(*words, "--steps", steps))).named_parameters()) for steps in ("2", "4")
+    )
     own = {name for name in first if ".states." in name}
     assert own and all(torch.equal(first[name], last[name]) == (name in own) for name in first)
     with pytest.raises(UserError, match=r"begun with optim\.recurrent_lr_scale=0.0, and this command says 1"):
@@ -268,7 +258,7 @@ def test_the_recurrences_rate_may_change_and_every_moment_stays_with_its_paramet
 
     def moments(folder: Path, scale: float) -> dict[str, torch.Tensor]:
         checkpoint = find_checkpoint(folder)
-        model = load_model(checkpoint)
+        model = model_of(checkpoint)
         optimizer = build_optimizer(model, OptimConfig(name=name, recurrent_lr_scale=scale))  # pyrefly: ignore
         optimizer.load_state_dict(checkpoint.optimizer())
         return {key: optimizer.state[parameter]["exp_avg"].clone() for key, parameter in model.named_parameters()}
@@ -284,7 +274,7 @@ def test_the_recurrences_rate_may_change_and_every_moment_stays_with_its_paramet
 
 @pytest.mark.usefixtures("short_documents")
 def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train, store: Path) -> None:
-    model = load(train("--optim.lr", "1e-2", "--steps", "40")).eval()
+    model = model_of(find_checkpoint(train("--optim.lr", "1e-2", "--steps", "40")))
     train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
 
     def nats(
@@ -337,7 +327,7 @@ def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train:
 
 @pytest.mark.usefixtures("short_documents")
 def test_score_counts_every_token_word_and_byte_once(train: Train, store: Path) -> None:
-    model = load(train())
+    model = model_of(find_checkpoint(train()))
     split = SegmentStore.open(store, "text", "train")
     totals = split.manifest.totals
     one = score_split(model, split, lanes=1, segment_length=16, world=World.alone())
@@ -418,14 +408,16 @@ class TestRefusals:
         assert without_run_name(contents(folder / "checkpoints" / "step-00000020")) == whole
 
     def test_another_store(
-        self, train: Train, make_config: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self,
+        train: Train,
+        make_config: Callable[..., PrepareConfig],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        from pipelines.prepare import prepare
-
         train("--steps", "10")
         (tmp_path / "corpus" / "train" / "new.txt").write_text("one more document\n")
         other = str(tmp_path / "other")
-        prepare(make_config(store=other))  # pyrefly: ignore
+        prepare(make_config(store=other))
         words = ("--steps", "20", "--data.store", other, "--allow-change", "steps")
         with pytest.raises(ValueError, match=r"made from another store .*--allow-change store"):
             train(*words)
@@ -467,16 +459,18 @@ class TestRefusals:
         assert contents(folder) == before
 
     def test_another_seed_begins_state_anew_though_each_lane_has_read_as_much(
-        self, train: Train, tmp_path: Path, make_config: Callable[..., object], capsys: pytest.CaptureFixture[str]
+        self,
+        train: Train,
+        tmp_path: Path,
+        make_config: Callable[..., PrepareConfig],
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        from pipelines.prepare import prepare
-
         for number in range(8):  # so long that no lane comes to a second one
             text = "".join(f"{number} and {i}\n" for i in range(400))
             (tmp_path / "corpus" / "train" / f"long{number}.txt").write_text(text)
         for path in (tmp_path / "corpus" / "train").glob("doc*"):
             path.unlink()
-        prepare(make_config(store=(store := str(tmp_path / "long"))))  # pyrefly: ignore
+        prepare(make_config(store=(store := str(tmp_path / "long"))))
         words = ("--data.store", store, "--checkpoint.every", "2")
         folder = train("--steps", "2", *words)
         cursor = json.loads((folder / "checkpoints/step-00000002/checkpoint.json").read_text())["cursor"]
@@ -496,12 +490,10 @@ class TestRefusals:
         assert "than before: State begins anew" in capsys.readouterr().out
         assert (folder / "checkpoints" / "step-00000008").is_dir()
 
-    def test_another_vocabulary(self, train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
-        from pipelines.prepare import prepare
-
+    def test_another_vocabulary(self, train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path) -> None:
         train("--steps", "10")
         other = str(tmp_path / "other")
-        prepare(make_config(store=other, tokenizer="sentencepiece:300"))  # pyrefly: ignore
+        prepare(make_config(store=other, tokenizer="sentencepiece:300"))
         with pytest.raises(ValueError, match=r"the vocabulary of .* is not that of"):
             train("--steps", "20", "--data.store", other, "--allow-change", "steps", "store")
 
@@ -685,7 +677,6 @@ def test_the_health_of_the_recurrence_is_logged(train: Train) -> None:
 def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_shown_it(
     train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recur_models import health
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "MIN_WORTH", 1e9)  # no State is worth that
@@ -704,7 +695,6 @@ def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_sho
 def test_a_model_that_ignores_its_state_is_told_of(
     train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from recur_models import health
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "MIN_SHARE", 0.999)  # any share is too little
@@ -739,7 +729,8 @@ def test_a_limited_validation_is_the_same_on_any_number_of_lanes(
     train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path, store: Path
 ) -> None:
     validated_on(make_config, text_folder, 60, 60)
-    model, split = load(train("--steps", "2", "--validate-every", "0")), SegmentStore.open(store, "text", "validation")
+    model = model_of(find_checkpoint(train("--steps", "2", "--validate-every", "0")))
+    split = SegmentStore.open(store, "text", "validation")
     scores = [
         score_split(model, split, lanes=n, segment_length=32, world=World.alone(), limit_tokens=800) for n in (1, 3, 16)
     ]
@@ -751,7 +742,6 @@ def test_a_limited_validation_is_the_same_on_any_number_of_lanes(
 def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
     train: Train, make_config: Callable[..., PrepareConfig], text_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from recur_models import health
 
     validated_on(make_config, text_folder, 60, 3)  # none is as long as a segment
     with pytest.MonkeyPatch.context() as patch:
