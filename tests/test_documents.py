@@ -249,7 +249,7 @@ DIFFS = re.findall(r"^```diff\n(.*?)^```", TEXTS["CONTRIBUTING.md"], re.MULTILIN
 ADDED = """
 from data_prep.corpora import CORPORA
 from pipelines.presets import PRESETS
-from pipelines.tracking.metrics import METRICS
+from pipelines.tracking.metrics import METRICS, further
 from recur_models import MODELS
 from tune_spaces import combine
 import torch
@@ -260,7 +260,7 @@ tokens = torch.arange(24).view(2, 12)
 whole, state = model(tokens)
 first, carried = model(tokens[:, :4])
 assert torch.allclose(torch.cat([first, model(tokens[:, 4:], carried)[0]], 1), whole, atol=1e-6)
-assert CORPORA["subtitles"]().options() == {} and METRICS["validation/perplexity"].of
+assert CORPORA["subtitles"]().options() == {} and METRICS["validation/perplexity"] in further()
 assert list(combine("decay", {"optim.weight_decay": 0.1})) == ["optim.weight_decay"]
 """
 """What the examples of CONTRIBUTING.md make."""

@@ -104,6 +104,7 @@ _KNOWN = (
     Metric("recurrence/state_change", "relative change of the states over a block", "", ".3f"),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _KNOWN}
+IN_EVERY_TABLE = ("validation/bits_per_token", "validation/bits_per_byte", "validation/error_rate")
 
 
 def about(name: str) -> str:
@@ -128,8 +129,8 @@ def validation_metrics(score: Score) -> dict[str, float]:
 
 
 def further() -> list[Metric]:
-    """Validation metrics that plug-ins have added."""
-    return [metric for metric in METRICS.values() if metric.of is not None and metric not in _KNOWN]
+    """Validation metrics besides those that the tables always have."""
+    return [metric for metric in METRICS.values() if metric.of is not None and metric.name not in IN_EVERY_TABLE]
 
 
 def check_compared(field: str, name: str, of: str = "") -> None:
