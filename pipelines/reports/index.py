@@ -93,7 +93,7 @@ KINDS = (
     Kind("tokens", "tokens.html", "tokens.html", _of_tokens),
     Kind("continuations", "continuations.md", "continuations.md", lambda _: ""),
     Kind("paper's table", "table.json", "table.png", _of_table),
-    Kind("sweep", "trials.csv", "curves.png", lambda path: f"{len(_rows(path))} trials"),
+    Kind("sweep", "trials.csv", "curves.png", lambda path: counted(len(_rows(path)), "trial")),
 )
 
 

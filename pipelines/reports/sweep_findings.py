@@ -47,8 +47,8 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
     """Whether the best trial beats the preset."""
     baseline = next((trial for trial in sweep.trials if trial.baseline), None)
     if baseline is None or best.best is None:
-        return "the preset itself was not among the trials"
-    if baseline.best is None:
+        return f"no trial has the values of {sweep.preset} itself"
+    if baseline.best is None or baseline.status == "failed":
         return f"trial {baseline.id}, which is {sweep.preset} itself, has no result to compare with"
     if best is baseline:
         return f"no trial beats {sweep.preset} itself (trial {baseline.id})"

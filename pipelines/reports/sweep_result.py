@@ -211,6 +211,7 @@ def _read(path: Path | Place) -> dict[str, Any]:
 
 def _trial(folder: Path, metric: str) -> TrialResult:
     trial = read_trial(folder / "trial.json", metric)
+    trial.baseline = trial.baseline and not trial.exploited  # a copy of another trial is not the preset
     records = read_records(folder / "metrics.jsonl")
     config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
     ran = spans([record.time / 1e3 for record in records if TOKENS in record.metrics])

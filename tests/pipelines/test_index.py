@@ -69,7 +69,7 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
         "text/test: a 2.0000 bits per byte",
         "text/test: b < a",
         "a 3.5000 best bits per token",
-        "1 trials",
+        "1 trial",
     ):
         assert said in text, said
     assert "1 of 1 pairs in the paper's order" in text and "cannot be read" in text
