@@ -27,7 +27,7 @@ from rich.console import Console
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
 from data_prep.corpora import CORPORA, check_corpus
-from data_prep.documents import SPLITS
+from data_prep.documents import check_split
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.terminal.tables import plain_table, short
@@ -105,8 +105,8 @@ class PaperConfig:
             check_corpus(name)
         for option in self.options:
             self.check_option(option)
-        if self.split not in ("", *SPLITS):
-            raise UserError(f"there is no split {self.split!r}: {nearest(self.split, SPLITS)}")
+        if self.split:
+            check_split(self.split)
         if self.rates and (min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates)):
             raise UserError(f"--rates are {self.rates}: give learning rates above 0, and each once")
         if self.rates and any(pair.startswith("optim.lr=") for pair in self.set):
@@ -181,6 +181,8 @@ def check_weights(plan: Plan, dry_run: bool) -> None:
     for training in plan.trainings(prepared=False):
         try:
             training.config.model.check_new()
+        except UserError:
+            raise
         except ValueError:
             needs = f"{plan.name} at scale {plan.scale} begins with pretrained weights"
             if not dry_run:

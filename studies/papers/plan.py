@@ -148,6 +148,10 @@ class Plan:
         best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in found.validated.items()}
         return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
 
+    def scored_trainings(self) -> list[Training]:
+        """The trainings behind the cells, each once. Where several learning rates are tried, only those of the chosen one."""
+        return list({training.name: training for *_, training in self.cells()}.values())
+
     def divide_times(self, found: Found) -> list[str]:
         """Divide relative times by the mean of the base row, in place. Returns the columns whose base row has no time."""
         baseless = []
@@ -175,7 +179,7 @@ class Plan:
             facts.append(f"{name} was never validated: it is in no column of the best seed")
         for name in baseless:
             facts.append(f"{name} is against {self.table.base}, which has none here")
-        for training in self.trainings():
+        for training in self.scored_trainings():
             if training.lacks_best():
                 facts.append(f"{training.name} was never validated: its newest checkpoint is scored")
         facts += self.choice.facts([run for row in self.table.rows for run in self.runs_of(row).values()])
@@ -190,7 +194,7 @@ class Plan:
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split
-            found = [training.evaluation({}, split) for training in self.trainings()]
+            found = [training.evaluation({}, split) for training in self.scored_trainings()]
             evaluations = [evaluation for evaluation in found if evaluation]
             if evaluations:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))

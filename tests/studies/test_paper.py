@@ -554,6 +554,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     monkeypatch.setattr(paper, "run_jobs", list)
     for words, said in (
         (["today", "table-1", "--rates", "0.1", "0.1"], r"--rates are \(0.1, 0.1\): give learning rates above 0"),
+        (["today", "table-1", "--only", "mamba2", "--set", "model.householders=2"], "no layer reads it: name delta"),
         (["today", "table-1", "--rates", "0.1", "--set", "optim.lr=1"], "--rates and --set optim.lr"),
         (["block-recurrent", "table-3"], r"prepare pg19 .* --source FOLDER .*--corpus python-source"),
         (["block-recurrent", "table-3", "--corpus", "python-source"], "prepare python-source, .* failed: .* says why"),
@@ -568,7 +569,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--flop-rate", "-1"], "--flop-rate is -1"),
         (["gpt2", "table-1", "--no-train"], "leave out --no-train"),
         (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
-        (["gpt2", "table-1", "--split", "tests"], "no split 'tests': did you mean 'test'"),
+        (["gpt2", "table-1", "--split", "tests"], "unknown split 'tests': did you mean 'test'"),
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
         (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
         (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is neither a folder"),
