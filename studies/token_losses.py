@@ -87,12 +87,11 @@ class TokenLosses:
                 first = batches
                 for at in range(0, length, ROWS):
                     stop = min(at + ROWS, length)
-                    nats = np.asarray(mapped[starts[document] + at : starts[document] + stop])
                     columns = [
                         np.full(stop - at, document, np.int32),
                         np.arange(at, stop),
                         store.tokens(document, at, stop).astype(np.int32),
-                        nats,
+                        np.asarray(mapped[starts[document] + at : starts[document] + stop]),
                     ]
                     writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
                     batches += 1

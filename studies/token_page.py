@@ -110,6 +110,10 @@ def _distance_table(comparison: TokenComparison) -> str:
     )
 
 
+OPTIONAL = ("documents.png", "words.csv", "distances.csv", "positions.csv")
+"""Files that only some comparisons have."""
+
+
 def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
     """Write tokens.html, position.png, documents.png for several documents, distance.png, words.csv, distances.csv and
     positions.csv, each atomically. Returns their paths."""

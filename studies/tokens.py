@@ -46,7 +46,7 @@ from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.token_comparison import COLUMNS, TokenComparison
 from studies.token_losses import WORKING, TokenLosses, token_nats
-from studies.token_page import write_pages
+from studies.token_page import OPTIONAL, write_pages
 from studies.words import Words, words_of
 
 
@@ -265,7 +265,8 @@ def main(argv: list[str]) -> None:
     with file_lock(report_folder.folder, "another pipelines.tokens"):
         comparison = compared(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
-    report_folder.publish(*(path.name for path in report_folder.folder.iterdir() if path.is_file()))
+    files = [path for path in report_folder.folder.iterdir() if path.is_file()]
+    report_folder.publish_report(files, OPTIONAL)
     console = Console(width=max(Console().width, 120), markup=False)
     facts = comparison.facts
     base, better = comparison.pair

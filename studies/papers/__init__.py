@@ -23,7 +23,7 @@ PAPERS = {
 TASK_PRESETS = STATE_TRACKING_PRESETS | NAMES_PRESETS
 for presets in (TASK_PRESETS, *(paper.PRESETS for paper in (block_recurrent, staircase, gpt2, today))):
     PRESETS.update({name: replace(config, run=name) for name, config in presets.items()})
-for paper in (block_recurrent, staircase, gpt2, today):
+for paper in (block_recurrent, staircase, gpt2):
     SPACES.update(paper.SPACES)
 for heading, patterns in (STATE_TRACKING_GROUPS | NAMES_GROUPS | groups.GROUPS).items():
     GROUPS[heading] = GROUPS.get(heading, {}) | patterns

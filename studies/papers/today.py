@@ -33,8 +33,6 @@ from studies.papers.block_recurrent import on_pg19
 from studies.papers.staircase import TINY_DATA
 from studies.papers.tables import PARAMETERS, Column, Data, Row, Run, Table
 from studies.papers.tiny import tiny_run
-from studies.state_tracking import MODELS as ON_TASKS
-from tune_spaces import Space
 
 SIZE: dict[str, Any] = {"d_model": 96, "heads": 3, "head_dim": 32, "dropout": 0.0}
 WINDOWED: dict[str, Any] = {**SIZE, "window": 16}
@@ -217,11 +215,10 @@ AT_150M |= {"slide": "slide-13L", "xl": "xl-2048", "memorizing": "memorizing-64k
 
 
 def row(name: str) -> Row:
-    """A model on text and on the tasks, as far as there are presets of it."""
+    """A model on text, on the tasks and on names; on PG-19 at the paper's scale where there is a preset."""
     tiny = {column: Run(f"tiny-bytes-{name}", data) for column, data in TEXT.items()}
     model = AS_ON_TASKS.get(name, name)
-    if model in ON_TASKS:
-        tiny |= {column: Run(f"tiny-{task}-{model}", TASK_DATA[task]) for column, task in TASKS.items()}
+    tiny |= {column: Run(f"tiny-{task}-{model}", TASK_DATA[task]) for column, task in TASKS.items()}
     tiny[NAMES] = Run(f"recall-{AS_ON_NAMES.get(name, name)}", Data("names", "bytes"))
     runs = {"tiny": tiny}
     if name in AT_150M:
@@ -260,4 +257,3 @@ TABLES = {
         note={scale: f"{NOTE['tiny']} The figure is the same at either scale." for scale in NOTE},
     ),
 }
-SPACES: dict[str, Space] = {}
