@@ -133,15 +133,15 @@ def browser(program: str, width: int, height: int) -> Iterator[int]:
         shutil.rmtree(profile, ignore_errors=True)
 
 
-def _port(profile: Path, process: subprocess.Popen[bytes], seconds: float = 30) -> int:
+def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:
     """The port that the browser chose, which it writes into its profile."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
         try:
             return int((profile / "DevToolsActivePort").read_text().split()[0])
         except (FileNotFoundError, IndexError):
             time.sleep(0.1)
-    raise TimeoutError(f"{process.args[0] if isinstance(process.args, list) else 'the browser'} did not start")
+    raise TimeoutError("the browser did not start")
 
 
 async def shoot(port: int, options: argparse.Namespace) -> str:

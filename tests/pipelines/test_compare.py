@@ -415,4 +415,4 @@ def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Pa
     shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
     assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
     assert tokens == 200 * 1024  # which those stopped early have reached too
-    assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists() and not math.isnan(tokens)
+    assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists()

@@ -6,10 +6,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from benchmarks import kills
 from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, make_store
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
 from pipelines.train import main
@@ -196,27 +196,13 @@ def test_kills_change_no_bit(words: list[str], made: Path, tmp_path: Path) -> No
     assert not differences and moments.total() == 2
 
 
-def test_two_one_four_and_two_processes_read_and_learn_the_same(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_one_four_and_two_processes_read_and_learn_the_same(words: list[str], tmp_path: Path) -> None:
     mine = [*words, "--model.dropout", "0", "--steps", "32"]
     with Group([*mine, "--run", "steady"], 2, tmp_path / "steady.log") as group:
         assert group.wait() == [0, 0]
     run = tmp_path / "moved"
-    for workers, step in ((2, 8), (1, 16), (4, 24), (2, 32)):
-        trap = {rank: Trap("forward", step, 0) for rank in range(workers)}
-        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
-            if step < 32:
-                group.wait_until_killed(range(workers))
-            else:
-                assert group.wait() == [0, 0], group.said()
-        found, _ = RunFolder.parse(run).newest()
-        assert found and found.meta["world"] == workers
-        check_the_move(found, mine, next_workers=4 if workers == 1 else 1)
-    steady, moved = (
-        Checkpoint.open(tmp_path / "steady/checkpoints/step-00000032"),
-        Checkpoint.open(run / "checkpoints/step-00000032"),
-    )
+    moved = in_turns(mine, run, ((2, 8, 1), (1, 16, 4), (4, 24, 1), (2, 32, 1)))
+    steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000032")
     assert torch.equal(steady.lanes(0, 4)[0]["digest"], moved.lanes(0, 4)[0]["digest"])  # of every token of every lane
     expected, got = losses(tmp_path / "steady"), losses(run)
     assert len(got) == 32
@@ -231,16 +217,7 @@ def test_two_one_and_three_processes_move_the_state_of_every_model(model: str, m
     mine += ["--data.segment-length", "16"]  # the feedback transformer reads token by token
     mine += ["--checkpoint.every", "1"]  # a save ends before the next one begins: some are there when it is killed
     assert main([*mine, "--run", "steady"]) == 0
-    for workers, step in ((2, 4), (1, 8), (3, 12)):
-        trap = {rank: Trap("forward", step, 0) for rank in range(workers)} if step < 12 else {}
-        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
-            if trap:
-                group.wait_until_killed(range(workers))
-            else:
-                assert group.wait() == [0, 0, 0], group.said()
-        found, _ = RunFolder.parse(tmp_path / "moved").newest()
-        assert found and found.meta["world"] == workers
-        check_the_move(found, mine, next_workers=3 if workers == 1 else 2)
+    found = in_turns(mine, tmp_path / "moved", ((2, 4, 1), (1, 8, 3), (3, 12, 2)))
     steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000012")
     before, after = ({**each.weights(), **each.lanes(0, 4)[0]} for each in (steady, found))
     assert before.keys() == after.keys() and torch.equal(before["digest"], after["digest"])
@@ -257,16 +234,7 @@ def test_lanes_are_shared_unevenly_and_their_sums_move_with_them(words: list[str
     with Group([*mine, "--run", "steady"], 2, tmp_path / "steady.log") as group:
         assert group.wait() == [0, 0], group.said()
     run = tmp_path / "moved"
-    for workers, step in ((2, 12), (3, 20), (4, 28), (3, 32)):
-        trap = {rank: Trap("forward", step, 0) for rank in range(workers)} if step < 32 else {}
-        with Group([*mine, "--run", "moved"], workers, tmp_path / "moved.log", trap) as group:
-            if trap:
-                group.wait_until_killed(range(workers))
-            else:
-                assert group.wait() == [0, 0, 0], group.said()
-        found, _ = RunFolder.parse(run).newest()
-        assert found and found.meta["world"] == workers
-        check_the_move(found, mine, next_workers=3 if workers == 4 else 4)
+    found = in_turns(mine, run, ((2, 12, 4), (3, 20, 4), (4, 28, 3), (3, 32, 4)))
     steady = Checkpoint.open(tmp_path / "steady/checkpoints/step-00000032")
     assert torch.equal(steady.lanes(0, 4)[0]["digest"], found.lanes(0, 4)[0]["digest"])
     assert len(losses(run)) == 4
@@ -282,7 +250,7 @@ def test_in_bfloat16_a_kill_changes_no_bit_and_lanes_move_with_theirs(words: lis
             assert group.wait() == statuses, group.said()
     assert final_tensors(tmp_path / "killed", 20) == final_tensors(tmp_path / "steady", 20)
     for workers in (1, 4):
-        check_the_move(Checkpoint.open(tmp_path / "killed/checkpoints/step-00000020"), mine, workers)
+        check_the_move(Checkpoint.open(tmp_path / "killed/checkpoints/step-00000020"), workers)
 
 
 class WithGpu(Trap):
@@ -298,7 +266,25 @@ def test_processes_without_gpus_speak_gloo_on_a_machine_that_has_some(words: lis
         assert group.wait() == [0, 0], group.said()
 
 
-def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int) -> None:
+def in_turns(mine: list[str], run: Path, turns: Sequence[tuple[int, int, int]]) -> Checkpoint:
+    """Train with a number of processes to a step, all killed there, and then with the next number, to the end. What a turn saves is
+    checked for its third value, another number of processes. Returns the last checkpoint.
+    """
+    last = turns[-1][1]
+    for workers, step, next_workers in turns:
+        trap = {rank: Trap("forward", step, 0) for rank in range(workers)} if step < last else {}
+        with Group([*mine, "--run", run.name], workers, run.with_suffix(".log"), trap) as group:
+            if trap:
+                group.wait_until_killed(range(workers))
+            else:
+                assert group.wait() == [0] * workers, group.said()
+        found, _ = RunFolder.parse(run).newest()
+        assert found and found.meta["world"] == workers
+        check_the_move(found, next_workers)
+    return found
+
+
+def check_the_move(checkpoint: Checkpoint, next_workers: int) -> None:
     """What each of another number of processes restores is, lane for lane and bit for bit, what was saved."""
     whole: dict[str, torch.Tensor] = {}
     for start, stop, _ in checkpoint._ranges():
@@ -306,7 +292,7 @@ def check_the_move(checkpoint: Checkpoint, command: list[str], next_workers: int
             whole[name] = torch.cat([whole[name], value]) if name in whole else value
     assert len(whole) > 1 and all(len(value) == 4 for value in whole.values())
     config: TrainConfig = PRESETS["small-rec"]
-    config = replace(config, data=type(config.data)(lanes=4))
+    config = replace(config, data=DataConfig(lanes=4))
     for rank in range(next_workers):
         start, stop = 4 * rank // next_workers, 4 * (rank + 1) // next_workers
         fresh = {
@@ -351,13 +337,8 @@ def test_a_start_waits_for_a_process_of_an_earlier_one(words: list[str], tmp_pat
     [("2", 8, [2]), ("1:4", 8, [1, 2, 3, 4]), ("3", 8, [3]), ("2:6", 3, [2, 3]), ("1:1", 3, [1]), ("0", 3, [0])],
 )
 def test_numbers_of_workers(workers: str, lanes: int, expected: list[int]) -> None:
-    config = PRESETS["demo-rec"]
-    fields: dict[str, Any] = {
-        **vars(config),
-        "data": type(config.data)(lanes=lanes, segment_length=256),
-        "num_workers": workers,
-    }
-    assert list(type(config)(**fields).workers) == expected
+    data = DataConfig(lanes=lanes, segment_length=256)
+    assert list(replace(PRESETS["demo-rec"], data=data, num_workers=workers).workers) == expected
 
 
 @pytest.mark.parametrize("workers", ["17", "17:20", "4:2", "0:4", "1:", "one", "-1", "1:2:3"])
