@@ -17,7 +17,7 @@ import tyro
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
-from pipelines.inference.trained import config_of, find_checkpoint, model_of
+from pipelines.inference.trained import config_of, find_checkpoint, model_of, open_split
 from pipelines.terminal import cli
 from recur_models import IGNORED, GPT2Config, GPT2RecConfig, RecurrentModel
 
@@ -42,14 +42,14 @@ class BenchConfig:
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
-    decoder, data = config_of(checkpoint), checkpoint.meta["config"]["data"]
+    decoder = config_of(checkpoint)
     if not isinstance(decoder, GPT2Config) or isinstance(decoder, GPT2RecConfig):
         raise UserError(f"{config.run} is a run of {decoder.name}: choose one of gpt2")
     if wide := [overlap for overlap in config.overlaps if not 0 < overlap < decoder.window]:
         raise UserError(
             f"--overlaps has {wide[0]}: with windows of {decoder.window} it is from 1 to {decoder.window - 1}"
         )
-    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    store = open_split(checkpoint, config.split, config.store)
     model = model_of(checkpoint, replace(decoder, overlap=0))
     print(f"{config.run.name}, step {checkpoint.step}, {store.folder}, windows of {decoder.window}", flush=True)
     for overlap in config.overlaps:

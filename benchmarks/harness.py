@@ -32,9 +32,8 @@ import tyro
 from torch.nn import functional as F
 
 from common.errors import UserError
-from data_prep.store import SegmentStore
 from pipelines.inference.to_transformers import export
-from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, tokenizer_of
+from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, open_split, tokenizer_of
 from pipelines.terminal import cli
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
@@ -166,7 +165,7 @@ def main(argv: list[str]) -> int:
     config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     data = checkpoint.meta["config"]["data"]
-    store = SegmentStore.open(config.store or data["store"], data["corpus"], config.split)
+    store = open_split(checkpoint, config.split, config.store)
     trained, tokenizer = load(config.run, config.store), tokenizer_of(checkpoint, config.store)
     whole_ids = [store.tokens(i, 0, int(length)) for i, length in enumerate(store.lengths) if length]
     documents = [tokenizer.decode(ids) for ids in whole_ids]

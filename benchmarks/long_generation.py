@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,28 +84,14 @@ class Stretch:
     """Resident memory at the end, in bytes."""
 
 
-def stretches(tokens: Iterable[object], length: int) -> Iterator[Stretch]:
-    """Time the tokens as they come."""
-    seconds: list[float] = []
-    began = time.perf_counter()
-    for _ in tokens:
-        now = time.perf_counter()
-        seconds.append(now - began)
-        if len(seconds) == length:
-            yield Stretch(statistics.median(seconds) * 1e3, machine.resident())
-            seconds = []
-            now = time.perf_counter()
-        began = now
-
-
 class Watch:
-    """A streamer of generate() that times the tokens as they come."""
+    """Times tokens as they come; also a streamer of transformers' generate()."""
 
     def __init__(self, length: int) -> None:
         self.found: list[Stretch] = []
         self._length, self._seconds, self._began = length, [], 0.0
 
-    def put(self, value: torch.Tensor) -> None:
+    def put(self, value: object) -> None:
         """A token; the first value is the prompt."""
         now = time.perf_counter()
         if self._began:
@@ -117,6 +102,15 @@ class Watch:
         self._began = time.perf_counter()
 
     def end(self) -> None: ...
+
+
+def by_ours(trained: Trained, asked: GenerateConfig, length: int) -> list[Stretch]:
+    """Our own generate()."""
+    watch = Watch(length)
+    watch.put(None)  # the time begins
+    for token in generate(trained, [], asked, seed=0):
+        watch.put(token)
+    return watch.found
 
 
 def by_transformers(model: Any, config: BenchConfig) -> list[Stretch]:
@@ -192,7 +186,7 @@ def main(argv: list[str]) -> int:
     passed = True
     if "ours" in config.ways:
         asked = GenerateConfig(run=None, max_new_tokens=config.tokens, top_k=50)  # type: ignore[arg-type]
-        passed &= verdict("ours", list(stretches(generate(trained, [], asked, seed=0), config.stretch)), config.stretch)
+        passed &= verdict("ours", by_ours(trained, asked, config.stretch), config.stretch)
     if "transformers" in config.ways:
         passed &= verdict("transformers", by_transformers(wrapped, config), config.stretch)
     if "prompt" in config.ways:

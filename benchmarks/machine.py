@@ -38,7 +38,7 @@ def resident(field: str = "VmRSS", pid: int | str = "self") -> int:
 
 def check_presets(*names: str) -> None:
     """Raise UserError for a preset that is not there."""
-    from pipelines.presets import PRESETS  # imports torch, which --help does without
+    from pipelines.presets import PRESETS
 
     for name in names:
         if name not in PRESETS:

@@ -80,10 +80,12 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
     """Megabytes at the peak of the command and of its largest worker, and the seconds that it took."""
     words = ["text", "--source", str(corpus), "--store", str(store), "--splits", "train", "--tokenizer", tokenizer]
     start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipelines.prepare", *words, "--num-workers", str(workers)],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+    log = store.with_suffix(".log")
+    with open(log, "wb") as errors:  # not a pipe, which nobody reads meanwhile and Ray's agents would hold open
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.prepare", *words, "--num-workers", str(workers)],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
+        )  # fmt: skip
     found: dict[str, float] = {}
     while process.poll() is None:
         members: list[psutil.Process] = []
@@ -98,8 +100,7 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
                     found[kind] = max(found.get(kind, 0), resident("VmHWM", member.pid) / 1e6)
         time.sleep(0.05)
     if process.returncode:
-        assert process.stderr
-        raise RuntimeError(process.stderr.read().decode())
+        raise RuntimeError(log.read_text("utf-8", "replace"))
     shutil.rmtree(store)
     return found, time.monotonic() - start
 

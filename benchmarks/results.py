@@ -9,10 +9,7 @@ are left out:
 
     name         heading of the record on the page
     text         paragraphs before the result
-    metric, unit     name and unit of the result, where it is no table
-    value        the result, a number
-    values       results by seed or by round: {"0": 2.0487, "1": 2.0307}
-    columns, rows    a table: its headings, and a list of cells (numbers or Markdown) for each row
+    columns, rows    the result, a table: its headings, and a list of cells (numbers or Markdown) for each row
     notes        paragraphs after the result
     command      the command that measured it
     commit       short hash of the code that was measured
@@ -31,11 +28,10 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks import machine
 from common.errors import UserError
@@ -50,7 +46,6 @@ PAGE = "index.md"
 NONE = "–"
 """Stands in an empty cell."""
 
-Number = int | float
 Cell = int | float | str
 
 
@@ -70,10 +65,6 @@ class Record:
 
     name: str
     text: Sequence[str] = ()
-    metric: str = ""
-    unit: str = ""
-    value: Number | None = None
-    values: Mapping[str, Number] = field(default_factory=dict)
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Cell]] = ()
     notes: Sequence[str] = ()
@@ -111,10 +102,6 @@ def record(
     name: str,
     *,
     command: str,
-    metric: str = "",
-    unit: str = "",
-    value: Number | None = None,
-    values: Mapping[str, Number] | None = None,
     columns: Sequence[str] = (),
     rows: Sequence[Sequence[Cell]] = (),
     text: Sequence[str] = (),
@@ -129,10 +116,6 @@ def record(
     new = Record(
         name=name,
         text=text,
-        metric=metric,
-        unit=unit,
-        value=value,
-        values=values or {},
         columns=columns,
         rows=rows,
         command=command,
@@ -170,8 +153,8 @@ class Recorder:
     folder: Path = field(default_factory=lambda: FOLDER)
 
     def __post_init__(self) -> None:
-        if self.active:
-            check_writable(self.folder)
+        if self.active and self.folder.is_dir() and not os.access(self.folder, os.W_OK):
+            raise not_writable(self.folder, "no write access")
 
     def table(
         self,
@@ -183,23 +166,11 @@ class Recorder:
         fingerprint: str = "",
     ) -> None:
         """Record a table: its headings, and as many cells in each row."""
-        self._record(name, columns=columns, rows=rows, text=text, fingerprint=fingerprint)
-
-    def values(
-        self, name: str, metric: str, values: Mapping[str, Number], value: Number, *, fingerprint: str = ""
-    ) -> None:
-        """Record one number for each seed or round, and ``value``, which stands for all of them."""
-        self._record(name, metric=metric, values=values, value=value, fingerprint=fingerprint)
-
-    def _record(self, name: str, **result: Any) -> None:
         if self.active:
-            record(self.study, name, command=command_of(self.module, self.argv), folder=self.folder, **result)
-
-
-def check_writable(folder: Path = FOLDER) -> None:
-    """Raises UserError, before anything is measured, if nothing can be recorded in ``folder``."""
-    if folder.is_dir() and not os.access(folder, os.W_OK):
-        raise not_writable(folder, "no write access")
+            record(
+                self.study, name, command=command_of(self.module, self.argv), columns=columns, rows=rows, text=text,
+                fingerprint=fingerprint, folder=self.folder,
+            )  # fmt: skip
 
 
 def not_writable(folder: Path, reason: str | None) -> UserError:
@@ -227,10 +198,7 @@ def read(path: Path) -> Study:
 
 def dump(study: Study) -> str:
     """JSON in which a table's row is one line and empty fields are left out."""
-    records = [
-        {key: value for key, value in asdict(each).items() if value not in ("", None, [], (), {})}
-        for each in study.records
-    ]
+    records = [{key: value for key, value in asdict(each).items() if value} for each in study.records]
     lines = ["{", f' "title": {_json(study.title)},', f' "text": {_list(study.text, 1)},', ' "records": [']
     for at, each in enumerate(records):
         fields = [
@@ -260,7 +228,8 @@ def render(study: Study) -> str:
         if each.name != heading:
             blocks.append(f"## {each.name}")
         heading = each.name
-        blocks += [_paragraphs(each.text), _result(each), _source(each), _paragraphs(each.notes)]
+        table = _table(each.columns, each.rows) if each.columns else ""
+        blocks += [_paragraphs(each.text), table, _source(each), _paragraphs(each.notes)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -271,17 +240,6 @@ def _paragraphs(texts: Sequence[str]) -> str:
         gap = "\n" if before.startswith("- ") and text.startswith("- ") else "\n\n"
         joined += (gap if joined else "") + text
     return joined
-
-
-def _result(each: Record) -> str:
-    """The table of a record. A record with a value has a table of one row, or of one row for each seed or round."""
-    if each.columns:
-        return _table(each.columns, each.rows)
-    unit = f"{each.metric}, {each.unit}" if each.unit else each.metric
-    if each.values:
-        overall = [("all", each.value)] if each.value is not None else []
-        return _table(("seed or round", unit), [*each.values.items(), *overall])
-    return _table((unit,), [(each.value,)]) if each.value is not None else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

@@ -126,6 +126,7 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
                 time.sleep(0.05)
             if kill_at > end:
                 while reached(root / "soak") <= furthest:  # a process that has only begun cannot save
+                    assert all(process.is_alive() for process in group.processes), group.said()[-3000:]
                     time.sleep(0.1)
                 group.signal(signal.SIGTERM)
                 statuses = group.wait(120)

@@ -19,18 +19,19 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks import machine, results
+from benchmarks.cpu_precision import Training
 from benchmarks.machine import describe
 from common.checks import check_options
+from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrackingConfig
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
-from pipelines.training.optim import build_optimizer
-from recur_models import detach
 from tests.mlflow_server import serve
 
 VOCABULARY = 2048
@@ -59,37 +60,19 @@ class BenchConfig:
         machine.check_presets(self.preset)
 
 
-class Training:
-    """A training whose steps are timed."""
-
-    def __init__(self, preset: str) -> None:
-        config = PRESETS[preset]
-        torch.manual_seed(0)
-        self.model = config.model.build(VOCABULARY)
-        self.optimizer = build_optimizer(self.model, config.optim)
-        self.lanes, self.length = config.data.lanes, config.data.segment_length
-        self.state = self.model.initial_state(self.lanes)
-        self.fresh_BK = torch.zeros(self.lanes, self.length // config.model.block, dtype=torch.bool)
-
-    def step(self) -> float:
-        tokens_BT = torch.randint(VOCABULARY, (self.lanes, self.length))
-        nats_BT, self.state = self.model(tokens_BT, self.state, self.fresh_BK, tokens_BT.roll(-1, 1))
-        loss = nats_BT.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.state = detach(self.state)
-        return float(loss.detach())
+def step(training: Training, data: DataConfig) -> float:
+    """Make one step on random tokens. Returns its loss."""
+    tokens_BT = torch.randint(VOCABULARY, (data.lanes, data.segment_length))
+    return training.step(tokens_BT, tokens_BT.roll(-1, 1))
 
 
-def phase(training: Training, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
+def phase(training: Training, data: DataConfig, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
     """Seconds of a step, and processor seconds of all other threads in a step."""
     began, others = time.perf_counter(), time.process_time() - time.thread_time()
-    for step in range(1, steps + 1):
-        loss = training.step()
-        if step % log_every == 0:
-            tracker.log({f"train/metric_{i}": loss + i for i in range(METRICS)}, step)
+    for number in range(1, steps + 1):
+        loss = step(training, data)
+        if number % log_every == 0:
+            tracker.log({f"train/metric_{i}": loss + i for i in range(METRICS)}, number)
     return (time.perf_counter() - began) / steps, (time.process_time() - time.thread_time() - others) / steps
 
 
@@ -98,9 +81,11 @@ def main(argv: list[str]) -> None:
     recorder = results.Recorder("tracking", "benchmarks.tracking_cost", argv, config.record)
     torch.set_num_threads(1)
     print(describe())
-    training = Training(config.preset)
+    preset: Any = PRESETS[config.preset]
+    data = preset.data
+    training = Training(preset.model, VOCABULARY, data.lanes, torch.float32)
     for _ in range(5):
-        training.step()
+        step(training, data)
     wall: dict[str, list[float]] = {kind: [] for kind in KINDS}
     others: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with ExitStack() as stack:
@@ -114,7 +99,7 @@ def main(argv: list[str]) -> None:
                 while trackings[kind].backend == "mlflow" and not tracker.run_id:
                     time.sleep(0.01)
                 time.sleep(0.5)
-                seconds, beside = phase(training, tracker, config.steps, config.log_every)
+                seconds, beside = phase(training, data, tracker, config.steps, config.log_every)
                 tracker.finish()
                 wall[kind].append(seconds)
                 others[kind].append(beside / seconds)

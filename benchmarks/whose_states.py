@@ -21,8 +21,7 @@ import tyro
 from torch import Tensor
 
 from common.errors import UserError
-from data_prep.store import SegmentStore
-from pipelines.inference.trained import find_checkpoint, model_of, place_of
+from pipelines.inference.trained import find_checkpoint, model_of, open_split
 from pipelines.terminal import cli
 from pipelines.training.scoring import has_states
 from recur_models import RecurrentModel, State
@@ -84,8 +83,7 @@ def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
-    place, corpus = place_of(checkpoint, config.store)
-    store = SegmentStore.open(place, corpus, config.split)
+    store = open_split(checkpoint, config.split, config.store)
     model = model_of(checkpoint)
     if not has_states(model):
         raise UserError(f"{config.run} has no recurrent states: choose a run of a recurrent model")

@@ -17,15 +17,15 @@ def read(folder: Path, study: str) -> Any:
     return json.loads((folder / study / results.JSON).read_text("utf-8"))["records"]
 
 
-def test_a_value_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Path) -> None:
+def test_a_table_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Path) -> None:
     recorder = results.Recorder(
         "speed", "benchmarks.pipeline_cost", ["--pairs", "3", "--record"], True, folder=tmp_path
     )
-    pairs = {"pair 1": 1.1, "pair 2": 0.9, "pair 3": 1.0}
-    recorder.values("Cost of the pipeline", "ratio", pairs, 1.0, fingerprint="f1e793b3047c")
+    pairs = [("pair 1", 1.1), ("pair 2", 0.9), ("median", 1.0)]
+    recorder.table("Cost of the pipeline", ("pair", "ratio"), pairs, fingerprint="f1e793b3047c")
     (only,) = read(tmp_path, "speed")
-    assert only["values"] == {"pair 1": 1.1, "pair 2": 0.9, "pair 3": 1.0}
-    assert only["value"] == 1.0
+    assert only["columns"] == ["pair", "ratio"]
+    assert only["rows"] == [["pair 1", 1.1], ["pair 2", 0.9], ["median", 1.0]]
     assert only["command"] == "python -m benchmarks.pipeline_cost --pairs 3"
     assert only["fingerprint"] == "f1e793b3047c"
     assert re.fullmatch(r"\d+ × \S.*", only["machine"])
@@ -37,7 +37,7 @@ def test_a_value_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Pat
     assert [path.name for path in sorted((tmp_path / "speed").iterdir())] == [results.PAGE, results.JSON]
 
 
-def test_a_table_is_recorded_and_repeating_its_command_replaces_it(tmp_path: Path) -> None:
+def test_repeating_its_command_replaces_it(tmp_path: Path) -> None:
     for words, seconds in (([], 0.25), ([], 0.5), (["--restore-vocab", "300"], 0.75)):
         recorder = results.Recorder("reliability", "benchmarks.checkpoint_cost", words, True, folder=tmp_path)
         recorder.table("Restore", ("s to restore",), [(seconds,)])
@@ -53,14 +53,14 @@ def test_a_file_that_is_no_study_is_named_and_kept(tmp_path: Path, study: object
     path.parent.mkdir()
     path.write_text(json.dumps(study))
     with pytest.raises(UserError, match=r"speed/results\.json is no study"):
-        results.record("speed", "B", command="true", value=1, folder=tmp_path)
+        results.record("speed", "B", command="true", folder=tmp_path)
     assert json.loads(path.read_text()) == study
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/speed cannot be written"):
-        results.record("speed", "B", command="true", value=1, folder=tmp_path / "file")
+        results.record("speed", "B", command="true", folder=tmp_path / "file")
 
 
 @pytest.mark.parametrize("wrong", [{"columns": ("a", "")}, {"columns": ("a", "b"), "rows": [("1",)]}])
@@ -70,7 +70,7 @@ def test_a_table_needs_a_heading_and_a_cell_for_every_column(wrong: dict[str, An
 
 
 def test_a_page_that_is_out_of_date_is_found_and_rendered(tmp_path: Path) -> None:
-    results.record("speed", "B", metric="time", unit="s", value=1, command="true", folder=tmp_path)
+    results.record("speed", "B", command="true", folder=tmp_path)
     page = tmp_path / "speed" / results.PAGE
     current = page.read_text("utf-8")
     page.write_text("changed by hand")
