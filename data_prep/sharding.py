@@ -12,13 +12,14 @@ that ends second finds the other's manifest, and takes it. If they prepare diffe
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from common.errors import is_users
-from common.places import TEMPORARY, Place
+from common.places import TEMPORARY, Place, staged_for
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
 from data_prep.manifest import Manifest, PartEntry, StoreError
@@ -32,6 +33,8 @@ T = TypeVar("T")
 SCAN_BYTES = 16 << 20
 """Text that one task scans; less where the corpus is small, so that each worker gets some tasks."""
 SCAN_TASKS = 4
+OWN_NAME = re.compile(r"part-\d{5,}\.arrow|documents\.arrow|manifest\.json")
+"""Names of a split's files."""
 
 Done = Callable[[int, int], None]
 """Called as work finishes, with the number of documents and of bytes of text."""
@@ -196,8 +199,22 @@ def _ledger(folder: Place, index: int) -> Place:
     return folder / "ledger" / f"part-{index:05d}.json"
 
 
+def check_own(folder: Place) -> None:
+    """Raises StoreError if the folder of a split that is not prepared yet holds a file that no preparation wrote."""
+    if (folder / "manifest.json").exists() or (folder / "ledger").is_dir():
+        return
+    strange = next((file.name for file in folder.list() if not _is_own(file.name)), None)
+    if strange is not None:
+        raise StoreError(f"{folder} holds {strange}, which no preparation wrote: give --store another place")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file in a split's folder has a name that a preparation gives, staged or not."""
+    return OWN_NAME.fullmatch(staged_for(name) or name) is not None
+
+
 def _clear(folder: Place, parts: int) -> set[int]:
-    """Remove files that the plan does not know from the folder of an unfinished split. Returns the parts that the ledger names.
+    """Remove parts that the plan does not know from the folder of an unfinished split. Returns the parts that the ledger names.
 
     Staged files in a bucket may belong to another machine that prepares the same; they go when the split is finished.
     """
@@ -205,7 +222,8 @@ def _clear(folder: Place, parts: int) -> set[int]:
     ledger.make_folder()
     entries = {_ledger(folder, i).name: i for i in range(parts)}
     known = {part_name(i) for i in range(parts)} | entries.keys()
-    for file in [file for file in folder.list() if file.name.startswith("part-")] + ledger.list():
+    own_parts = [file for file in folder.list() if file.name.startswith("part-") and _is_own(file.name)]
+    for file in own_parts + ledger.list():
         staged = file.name.endswith(TEMPORARY)
         removable = folder.is_local if staged else file.name not in known
         if removable:

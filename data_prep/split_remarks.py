@@ -34,8 +34,11 @@ def check_outside(corpus: Corpus, folder: Place) -> None:
     root = Place.parse(source) if source else folder
     if not source or root.root != folder.root:
         return
-    texts, own = (Path(os.path.realpath(place.path) if place.is_local else place.path) for place in (root, folder))
-    if texts == own or any(own / split in (texts, *texts.parents) for split in SPLITS):
+    texts, own, *splits = (
+        Path(os.path.realpath(place.path) if place.is_local else place.path)
+        for place in (root, folder, *(folder / split for split in SPLITS))
+    )
+    if texts == own or not {texts, *texts.parents}.isdisjoint(splits):
         raise StoreError(f"{folder} is where {root} lies, and preparing would replace it: give --store another place")
     if not (isinstance(corpus, Text | JsonLines) and folder.is_local and texts in own.parents):
         return

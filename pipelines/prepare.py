@@ -34,7 +34,7 @@ from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan
-from data_prep.sharding import Done, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
+from data_prep.sharding import Done, check_own, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -178,6 +178,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     manifests, warnings = _standing(config, plans, tokenizer, empty)
+    for split in plans:
+        check_own(config.place / split)
     for sentence in warnings + split_remarks.shared_texts(scans):
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)

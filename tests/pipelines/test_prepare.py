@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +237,28 @@ def test_a_store_whose_files_would_be_read_as_texts_is_refused(make_config, text
     with pytest.raises(StoreError, match=r"tokenizer/tokenizer\.json would be read as a text"):
         prepare(of_lines)
     assert not (lines / "store").exists()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_split_s_folder_with_files_of_the_user_is_refused(make_config, tmp_path: Path, linked: bool) -> None:
+    """Whatever their names are."""
+    source = tmp_path / "texts"
+    source.mkdir()
+    for i in range(3):
+        (source / f"part-{i:05d}.txt").write_text(words(str(i), 400))
+    split = tmp_path / "data" / "text" / "train"
+    split.parent.mkdir(parents=True)
+    if linked:
+        split.symlink_to(source)
+    else:
+        shutil.copytree(source, split)
+    config = replace(make_config(store=str(tmp_path / "data")), corpus=Text(source=str(source)))
+    reason = (
+        "is where" if linked else r"text/train holds part-0000\d\.txt, which no preparation wrote: give --store another"
+    )
+    with pytest.raises(StoreError, match=reason):
+        prepare(config)
+    assert len(list(split.iterdir())) == len(list(source.iterdir())) == 3
 
 
 @pytest.mark.parametrize("within", ["", "train"])
