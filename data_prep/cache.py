@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from filelock import FileLock
 
 from common.credentials import without_credentials
 from common.errors import UserError
-from common.places import TEMPORARY, Place
+from common.places import Place, staged_for
 from common.uris import is_local
 from data_prep.manifest import PartEntry
 
 MAX_BYTES = 64 << 30
 CHUNK = 4 << 20
+OWN_NAME = re.compile(r"[0-9a-f]{16}-\d+\.arrow")
+"""Names of the cache's files."""
 ABANDONED_SECONDS = 3600
 """Seconds without a write after which a temporary file counts as left by a killed process."""
 
@@ -96,11 +99,13 @@ class SegmentCache:
         with self._alone("room"):
             files = []
             for path in self.folder.iterdir():
+                if not OWN_NAME.fullmatch(staged_for(path.name) or path.name):
+                    continue  # --data.cache may name a folder that holds more
                 with contextlib.suppress(OSError):
                     files.append((path.stat().st_mtime, path.stat().st_size, path))
             filled = sum(bytes for _, bytes, _ in files) + size
             for modified, bytes, path in sorted(files):
-                left = path.name.endswith(TEMPORARY) and modified < time.time() - ABANDONED_SECONDS
+                left = staged_for(path.name) and modified < time.time() - ABANDONED_SECONDS
                 if left or (filled > self.most_bytes and path.suffix == ".arrow"):
                     path.unlink(missing_ok=True)
                     filled -= bytes

@@ -86,13 +86,18 @@ def test_the_folder_is_bounded_and_leftovers_go(open_store: Open, tmp_path: Path
     sizes = [part.bytes for part in store.manifest.parts]
     cache = SegmentCache(tmp_path / "small", most_bytes=max(sizes) * 2)
     cache.folder.mkdir()
-    (cache.folder / "left.arrow.1.tmp").write_bytes(b"x")
-    os.utime(cache.folder / "left.arrow.1.tmp", (0, 0))
+    staged = cache.folder / "0123456789abcdef-1.arrow.1.01234567.tmp"
+    others = [cache.folder / name for name in ("mine.arrow", "notes.tmp", "weights.safetensors")]
+    for path in (staged, *others):
+        path.write_bytes(b"x" * 4000)
+        os.utime(path, (0, 0))
+    (cache.folder / "folder.tmp").mkdir()
     for part in store.manifest.parts:
         assert cache.file(store.place / part.name, part)
-        assert sum(path.stat().st_size for path in cache.folder.glob("*.arrow")) <= cache.most_bytes
+        assert sum(path.stat().st_size for path in cache.folder.glob("?" * 16 + "-*.arrow")) <= cache.most_bytes
     last = store.manifest.parts[-1]
-    assert (cache.folder / f"{last.xxh3}-{last.bytes}.arrow").exists() and not list(cache.folder.glob("*.tmp"))
+    assert (cache.folder / f"{last.xxh3}-{last.bytes}.arrow").exists() and not staged.exists()
+    assert all(path.exists() for path in others)  # the user's own
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
