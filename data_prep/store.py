@@ -261,11 +261,14 @@ def _missing(folder: Place) -> str:
     """The error message for a folder without a manifest: it is unfinished, or a folder of a near name exists."""
     if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, which resumes where it stopped"
-    splits = [file.name for file in folder.list() if (file.place / "manifest.json").is_file()]
+    below = [file.place for file in folder.list() if file.is_dir]
+    below += [file.place for place in below for file in place.list() if file.is_dir]
+    splits = [place for place in below if (place / "manifest.json").is_file()]
     if splits:
-        return f"{folder} is no split but has some: name {folder / splits[0]}"
-    own = ("tokenizer", folder.name)  # which may be an empty folder
-    names = [file.name for file in folder.parent.list() if file.is_dir and file.name not in own]
-    near = difflib.get_close_matches(folder.name, names, n=1)
+        return f"{folder} is no split but has some: name {splits[0]}"
+    wrong = folder if folder.parent.is_dir() else folder.parent  # the corpus's name may be the wrong one
+    own = ("tokenizer", wrong.name)  # which may be an empty folder
+    names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]
+    near = difflib.get_close_matches(wrong.name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "prepare it first with python -m pipelines.prepare"
     return f"there is no prepared split in {folder}: {hint}"

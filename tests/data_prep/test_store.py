@@ -148,6 +148,10 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
         SegmentStore.open(prepared.store, "text", "other")
     with pytest.raises(StoreError, match="did you mean 'validation'"):
         SegmentStore.open(prepared.store, "text", "validatoin")
+    with pytest.raises(StoreError, match="did you mean 'text'"):
+        SegmentStore.open(prepared.store, "txt", "train")
+    with pytest.raises(StoreError, match=r"is no split but has some: name .*/text/"):
+        SegmentStore.open(prepared.store)
     (prepared.folder / "test" / "manifest.json").unlink()
     (prepared.folder / "test" / "ledger").mkdir()
     with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
