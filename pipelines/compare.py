@@ -101,9 +101,9 @@ def run_config_of(place: Place) -> dict[str, Any]:
 def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingConfig:
     """Where to track: as ``asked``, or where the first of the ``compared`` runs is tracked."""
     if asked.uri or asked.backend == "none":
-        return asked
+        return asked.located()
     tracked = [config["tracking"] for config in map(run_config_of, compared) if "tracking" in config]
-    return tracked_as(tracked[0], asked) if tracked else asked
+    return tracked_as(tracked[0], asked) if tracked else asked.located()
 
 
 def main(argv: list[str]) -> None:
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(CompareConfig, argv, __doc__)
     every = config.trials == "all" or (config.trials == "auto" and len(config.runs) == 1)
     places = [Place.parse(name) for name in config.runs]
-    config = replace(config, tracking=tracking_for(config.tracking.located(), places))
+    config = replace(config, tracking=tracking_for(config.tracking, places))
     all_runs = root_for(config.root, places)
     root = RunFolder(all_runs / "reports", trains=True).folder.parent  # for a bucket: the local folder of MLflow's file
     check_tracking(config.tracking, root)

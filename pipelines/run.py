@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import tyro
 
 from common.checks import check_options
+from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from common.uris import is_uri
@@ -113,7 +114,10 @@ def stages(config: PipelineConfig) -> list[Job]:
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    reads = tuple(map(Place.parse, source[1:]))
+    own_tokenizer = (
+        () if is_uri(config.tokenizer) or not Place.parse(config.tokenizer or "bytes").exists() else tokenizer[1:]
+    )
+    reads = tuple(map(Place.parse, (*source[1:], *own_tokenizer)))
     found = [Job("prepare", "prepare", words, reads, manifests[:1], may_write=manifests[1:])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
@@ -135,13 +139,16 @@ def stages(config: PipelineConfig) -> list[Job]:
         runs.append(run)
     trained = tuple(root / run / "checkpoints" for run in runs)
     folders = tuple(_below(config.root, run) for run in runs)
-    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs))}")
-    words = (*folders, "--split", config.split, "--output", report)
+    split = "" if config.split == "test" else f"-{config.split}"
+    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs) + split)}")
+    tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
+    # A checkpoint records the store without its credentials.
+    named = ("--store", config.store) if without_credentials(config.store) != config.store else ()
+    words = (*folders, "--split", config.split, "--output", report, *named, *tracking)
     reads = (*trained, store / config.split / "manifest.json")
     found.append(Job("evaluate", "evaluate", words, reads, (Place.parse(report),)))
     if runs[1:]:
         report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
-        tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
         words = (*folders, "--root", config.root, "--output", report, *tracking)
         found.append(Job("compare", "compare", words, trained, (Place.parse(report),)))
     return found

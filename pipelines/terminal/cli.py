@@ -194,7 +194,19 @@ def parse(
     with on_parse_error(partial(_refuse, read)):
         parsed = read(argv)
     check_values(parsed)
+    check_once(parsed, argv)
     return parsed
+
+
+def check_once(config: Any, argv: Sequence[str]) -> None:
+    """Raise UserError for an option of several values that is given twice: only the last ones would count."""
+    words = [word.partition("=")[0].replace("_", "-") for word in argv]
+    for field in dataclasses.fields(config):
+        option = f"--{field.name.replace('_', '-')}"
+        if isinstance(getattr(config, field.name), tuple) and words.count(option) > 1:
+            raise UserError(
+                f"{option} is given twice, and only the last one counts: write all values after one {option}"
+            )
 
 
 def check_values(config: object, group: str = "") -> None:

@@ -86,7 +86,7 @@ def content_stamp(place: Place) -> str:
         newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
     if place.is_dir():
-        files = [file for file in place.list(recursive=True) if not file.is_dir]
+        files = [file for file in place.list(recursive=True, follow=True) if not file.is_dir]
         return digest(sorted((file.name, file.bytes, file.place.changed()) for file in files))
     if not place.is_file():
         return ""

@@ -27,7 +27,7 @@ from studies.continuations_report import Passage, read_continuations
 from studies.papers.rates import Rates
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, TIMES, Column, Metric, Row, Run, Scale, Table
-from studies.papers.trainings import StudyFolder, Training
+from studies.papers.trainings import StudyFolder, Training, tracking_words
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class Plan:
         reads = [path for training in trainings for path in training.reads(split)]
         made = folder / module
         words = (*words, "--split", split)
-        where = (*models, "--output", str(made), "--tracking.backend", first.config.tracking.backend)
+        tracking = tracking_words(first.config.tracking)
+        where = (*models, "--store", str(first.place.store(first.data)), "--output", str(made), *tracking)
         name = f"{module} {self.name}"
         return Job(name, module, words, tuple(reads), (made,), where, self.place.log(name))
 

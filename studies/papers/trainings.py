@@ -32,7 +32,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import ModelSettings, TrainConfig, check_resumable, may_change
+from pipelines.config.run import ModelSettings, TrackingConfig, TrainConfig, check_resumable, may_change
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
@@ -221,7 +221,8 @@ class Training:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
-        where = (str(self.model), "--output", str(output), "--tracking.backend", self.config.tracking.backend)
+        tracking = tracking_words(self.config.tracking)
+        where = (str(self.model), "--store", str(self.place.store(self.data)), "--output", str(output), *tracking)
         name = f"evaluate {output.name}"
         made = (output / "report.json",)
         return Job(name, "evaluate", words, self.reads(split), made, where, self.place.log(name))
@@ -289,6 +290,11 @@ class Training:
 
     def flops_per_step(self, vocab_size: int) -> float:
         return self.config.model.costs(vocab_size).training_flops_per_token * self.config.tokens_per_step
+
+
+def tracking_words(config: TrackingConfig) -> tuple[str, ...]:
+    """Options that track a command as its training is tracked, with the credentials that no checkpoint records."""
+    return ("--tracking.backend", config.backend, *(("--tracking.uri", config.uri) if config.uri else ()))
 
 
 def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:

@@ -275,6 +275,8 @@ def test_a_comparison_is_recorded_where_the_first_run_is(tmp_path: Path, monkeyp
     trial = tmp_path / "runs/sweep/trials/000/config.json"
     trial.write_text(json.dumps({**json.loads(trial.read_text()), "tracking": tracking}))
     assert tracking_for(TrackingConfig(), [Place.parse("runs/sweep")]).uri == server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:1")
+    assert tracking_for(TrackingConfig(), [Place.parse("runs/a")]).uri == server
     asked = TrackingConfig(uri="http://other:5000")
     assert tracking_for(asked, [Place.parse("runs/a")]) == asked
 

@@ -60,6 +60,16 @@ def test_an_input_that_changed_meanwhile_leaves_a_job_to_be_done_again(tmp_path:
     assert run_jobs([job], record=record) == {} and record.is_current(job)
 
 
+def test_a_text_behind_a_link_changes_a_folders_stamp(tmp_path: Path) -> None:
+    """The corpora follow links."""
+    (tmp_path / "books").mkdir()
+    (tmp_path / "more").mkdir()
+    (tmp_path / "books" / "more").symlink_to(tmp_path / "more")
+    before = content_stamp(Place.parse(tmp_path / "books"))
+    (tmp_path / "more" / "new.txt").write_text("new")
+    assert content_stamp(Place.parse(tmp_path / "books")) != before
+
+
 def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     wrong = Job("made up", "verify", (str(tmp_path / "no-such-store"),))
     assert run_jobs([wrong], retries=3) == {wrong: 2}

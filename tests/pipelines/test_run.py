@@ -96,6 +96,18 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     assert stages(brief)[2].words[-4:] == ("--steps", "1000", "--validate-every", "200")  # the preset's own again
     config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
+    (tested,), (validated,) = (stages(replace(config, split=split))[2].writes for split in ("test", "validation"))
+    assert (tested.name, validated.name) == ("demo-rec", "demo-rec-validation")
+    secret = replace(config, set=("tracking.uri=http://me:pw@host:5000",))  # which no checkpoint records
+    assert stages(secret)[2].words[-2:] == ("--tracking.uri", "http://me:pw@host:5000")
+
+
+def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    config = PipelineConfig("demo-rec", corpus="text", source=str(tmp_path / "texts")).located()
+    assert len(stages(replace(config, tokenizer=str(tokenizer)))[0].reads) == 2
+    assert len(stages(replace(config, tokenizer="sentencepiece:300"))[0].reads) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,6 +116,7 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
         (["demo-recc"], "unknown preset 'demo-recc': did you mean 'demo-rec'"),
         (["demo-rec", "--set", "steps"], "--set steps: write a field and its value"),
         (["demo-rec", "--retries", "-1"], "--retries is -1"),
+        (["demo-rec", "--set", "steps=5", "--set", "optim.lr=1"], "--set is given twice, and only the last one counts"),
         (["demo-rec", "--set", "root=x"], "--set root=x: the stages agree on that; see --name, --root"),
         (["demo-rec", "--set", "optim.name=sgd"], "invalid choice 'sgd' for argument '--optim.name'"),
         (
