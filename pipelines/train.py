@@ -14,6 +14,7 @@ Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 
 import torch
@@ -85,8 +86,14 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 def main(argv: list[str]) -> int:
     """Train the run of a command line, or resume it. Raises UserError for bad input."""
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
-    if config.num_workers == 0 and Launched.by_environment().rank > 0:
+    launched = Launched.by_environment()
+    if config.num_workers == 0 and launched.rank > 0:
         return train_beside(config)
+    if config.num_workers != 0 and launched.size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UserError(
+            f"num_workers is {config.num_workers}, and torchrun has started {launched.size} processes, each of which would start "
+            "Ray: add --num-workers 0 to train in them"
+        )
     run = open_run(config, World.alone())
     run_folder = RunFolder.of(config)
     check_tracking(config.tracking, root_of(run_folder.folder, config.run))

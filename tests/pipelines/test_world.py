@@ -45,3 +45,12 @@ def test_an_environment_that_is_incomplete_is_one_sentence(
     with pytest.raises(UserError) as caught:
         train.main([*TINY, "--data.store", "nowhere", "--run", "run"])
     assert str(caught.value).startswith(sentence)
+
+
+def test_torchrun_and_ray_are_not_both_asked_to_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**TWO, "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        UserError, match=r"num_workers is 2, and torchrun has started 2 processes.*: add --num-workers 0"
+    ):
+        train.main([*TINY, "--num-workers", "2"])
