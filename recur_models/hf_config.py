@@ -46,8 +46,7 @@ class ThroughlineConfig(PreTrainedConfig):
     """By default begin-of-document, and then no text ends of itself. A model that began with pretrained weights ends a text where
     those did."""
     pad_token_id: int | None = None
-    """By default begin-of-document: where the attention mask is 0 nothing is read. One id for all three, as GPT-2 has it, also
-    keeps `generate` from taking a begin-of-document for padding where no mask is given."""
+    """By default begin-of-document: where the attention mask is 0 nothing is read."""
     use_cache: bool = True
     """Whether a call returns ``past_key_values``, with which the next call can continue."""
     tie_word_embeddings: bool = False

@@ -294,6 +294,15 @@ class ThroughlineModel(ThroughlinePreTrainedModel):
         )
 
 
+def ends_with_padding(config: ThroughlineConfig) -> Any:
+    """The ids that end a text, and begin-of-document, which is never written, if it pads too: else `generate` takes one in a
+    prompt for padding where no mask is given."""
+    ends: Any = config.eos_token_id
+    listed = list(ends) if isinstance(ends, list | tuple) else [ends]
+    begin = config.begin_of_document_id
+    return [*listed, begin] if config.pad_token_id == begin and begin not in listed else ends
+
+
 class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
     """A model that predicts the next token."""
 
@@ -301,6 +310,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
+            self.generation_config.eos_token_id = ends_with_padding(config)
 
     @by_layers
     @can_return_tuple

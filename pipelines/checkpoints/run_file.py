@@ -61,7 +61,11 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
         return {}
     exported = Exported.open(name)
     trained = exported.meta["config"]["data"]
-    model = model_from_json(exported.config["model"])
+    values = exported.config["model"]
+    ends = tuple(index for index in exported.eos_ids if index < exported.bod_id)
+    if ends and "eos_token_ids" in values:  # a tuned folder may have others than the weights that it began with
+        values = {**values, "eos_token_ids": ends}
+    model = model_from_json(values)
     data = DataConfig(
         lanes=trained["lanes"], segment_length=trained["segment_length"] or model.block * model.least_blocks
     )

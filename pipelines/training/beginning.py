@@ -28,15 +28,17 @@ def open_initial(config: TrainConfig, store: SegmentStore) -> Exported | None:
 
 
 def check_same_model(exported: Exported, model: ModelSettings) -> None:
-    """Raise UserError naming a field that differs, unless it says only how a text is read or how a model is trained."""
+    """Raise UserError naming a field that differs, unless it says only how a text is read, where it ends or how a model
+    is trained."""
     given = exported.config["model"]
     if given["name"] != model.name:
         raise CheckpointError(
             f"{exported.folder} is a {given['name']}, and this run trains a {model.name}: name the folder in place of the preset"
         )
     theirs = model_from_json(given).to_json()
+    free = (*model.reading_fields, *model.path_fields, *model.training_fields, "eos_token_ids")
     for name, value in model.to_json().items():
-        if name not in (*model.reading_fields, *model.path_fields, *model.training_fields) and theirs[name] != value:
+        if name not in free and theirs[name] != value:
             raise CheckpointError(
                 f"{exported.folder} is a {model.name} with model.{name} {theirs[name]}, and this run has {value}: weights fit "
                 f"their own model alone, so leave out --model.{name.replace('_', '-')}"

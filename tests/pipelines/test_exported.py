@@ -130,14 +130,14 @@ def test_every_command_of_a_run_takes_its_export(
     names = [path.name for path in reports.iterdir() if path.is_dir()]
     continued = list(reports.glob("continuations-exported-places-1-new-tokens-8-*"))
     assert len(continued) == 1
-    mark = compared.name.removeprefix("exported-vs-first-")
+    mark = compared.name.removeprefix("exported-vs-first-").removesuffix("-newest")
     tokens_of = f"tokens-exported-cleared-vs-exported-{mark}"
     assert set(names) == {compared.name, tokens_of, *(path.name for path in continued)}
     embed.main([str(folder), "--store", str(store), "--output", "embedded"])
     export.main([str(folder), "--store", str(store), "--output", "again"])
     again = contents(tmp_path / "again")
     assert again["model.safetensors"] == before["model.safetensors"] and contents(folder) == before
-    assert Exported.open(folder).eos_ids == (256, 10) and Exported.open("again").eos_ids == (10,)
+    assert Exported.open(folder).eos_ids == (256, 10) and Exported.open("again").eos_ids == (10, 256)
     assert Exported.open("again").trained == Exported.open(folder).trained | {"run": "exported"}
     written = (folder / "config.json").read_text() + (tmp_path / "again" / "config.json").read_text()
     assert str(tmp_path) not in written

@@ -133,6 +133,21 @@ def test_generate_continues_as_reading_anew_does(model: Any) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("ends", [3, [3, 5]])
+def test_a_begin_of_document_in_a_prompt_is_no_padding(ends: int | list[int]) -> None:
+    """Without a mask, also where texts end at an id of their own."""
+    config = ThroughlineConfig.of(small_configs()["slide-meliad"], VOCAB, eos_token_id=ends)
+    model: Any = ThroughlineForCausalLM(config).eval()
+    model.generation_config.suppress_tokens = [*range(1, 6), BOD]  # no text ends early
+    ids = torch.cat([torch.full((2, 1), BOD), text(2, 4)], dim=1)
+    for prompt in (ids, ids[:, :1]):
+        options = {"max_new_tokens": 6, "do_sample": False}
+        found = model.generate(prompt, **options)
+        assert torch.equal(found, model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
+    assert model.config.eos_token_id == ends
+
+
+@torch.no_grad()
 def test_sampling_and_beams_are_the_same_with_and_without_the_cache(model: Any) -> None:
     ids = text(2, 7)
     for options in ({"do_sample": True, "top_k": 5}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}):
