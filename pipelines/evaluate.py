@@ -19,6 +19,7 @@ they are: their report is in `runs/reports` of the working directory.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from rich.console import Console
 
+from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
 from data_prep.store import SegmentStore
@@ -110,6 +112,11 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
     told = ", ".join(["State carried", *(LABELS[mode] for mode in state_modes if mode != "nothing")])
     with pass_progress(f"{target.name}, {told}", scoring.reading.tokens) as update:
         scores = dict(zip(state_modes, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
+    if not all(math.isfinite(score.nats) for score in scores.values()):
+        raise UserError(
+            f"{target.name}: its loss on {store.folder} is no number, so its weights are damaged: name another checkpoint"
+        )
+    cleared = {"cleared": config.cleared} if config.cleared else {}
     return Evaluation(
         name=target.name,
         model=meta["config"]["model"]["name"],
@@ -127,7 +134,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         characters=characters_of(store),
         seed=meta["config"]["seed"],
         config_hash=config_hash_without_seed(
-            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True)}}
+            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True), **cleared}}
         ),
     )
 

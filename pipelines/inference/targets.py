@@ -179,8 +179,14 @@ def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
 
 
 def mark_of(path: str, checkpoint: Snapshot, run: RunFolder | None) -> str:
-    """The ``mark`` of an `EvaluationTarget`; empty if a run is named and not one of its checkpoints."""
-    return checkpoint.digest[:8] if run is None else find_run(path)[1]
+    """The ``mark`` of an `EvaluationTarget`: the checkpoint, if one is named, and the folder of a run that was moved to another
+    name.
+    """
+    if run is None:
+        return checkpoint.digest[:8]
+    own = checkpoint.meta["config"]["run"].rpartition("/")[2]
+    moved = "" if run.place.name == own else run.place.name
+    return "-".join(filter(None, (moved, find_run(path)[1])))
 
 
 def text_mark(manifest: Manifest) -> str:
@@ -212,8 +218,10 @@ def differences_of(
 
 def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str:
     """The end of a report's name. It differs between readings, so that none replaces another's report."""
-    marks = [target.mark for target in targets if target.mark]
-    parts = dict.fromkeys(chain(marks, *(target.differences for target in targets)))
+    marks = [target.mark or config.checkpoint for target in targets]
+    if len(set(marks)) == 1:
+        marks = [targets[0].mark] if targets[0].mark else []
+    parts = [*marks, *dict.fromkeys(chain.from_iterable(target.differences for target in targets))]
     return config.chosen + "".join(f"-{part}" for part in parts)
 
 

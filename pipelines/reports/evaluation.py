@@ -61,7 +61,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
 
 
 def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
-    """The rows for a terminal. If all evaluations are on one split, the best values are bold; those per token only if the tokens
+    """The rows for a terminal. If all evaluations are on one text, the best values are bold; those per token only if the tokens
     are the same.
     """
     splits = {e.split for e in evaluations}
@@ -100,7 +100,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     if not any(map(_differ, rows)):
         known.discard("bits_per_character")
     columns = {key: column for key, column in columns.items() if key in known}
-    best = ("bits_per_byte", "word_perplexity", "error_rate") if one and len(evaluations) > 1 else ()
+    alike = len({e.text for e in evaluations}) == 1
+    best = ("bits_per_byte", "word_perplexity", "error_rate") if alike and len(evaluations) > 1 else ()
     best += ("bits_per_token",) if best and of_one_text(evaluations) else ()
     title = splits.pop() if one else None
     return table(
@@ -174,7 +175,8 @@ def read_report(folder: Path) -> list[Evaluation]:
 
 
 def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation | None:
-    """The newest evaluation of a run on the test split, over its training's windows, in a report beside it; None without one.
+    """The evaluation of a run's latest step on the test split, over its training's windows, in a report beside it; None without
+    one. The newest report counts where several have that step.
 
     Args:
         config_hash, seed: those of the training's config, since another run may have had the same name.
@@ -184,18 +186,19 @@ def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation
         for path in run.parent.glob("reports/*/report.json")
         if run.name in path.parent.name or re.search("-[0-9a-f]{16}$", path.parent.name)  # many names, cut short
     ]
+    matching: list[Evaluation] = []
     for path in sorted(reports, key=lambda path: path.stat().st_mtime, reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged report, or one of another version
             for found in read_report(path.parent):
                 name = found.name.rpartition("/")[2]  # the folder of sweep/trials/003 is 003
                 of_it = (name, found.config_hash, found.seed) == (run.name, config_hash, seed)
                 if of_it and found.split.endswith("/test"):
-                    return found
-    return None
+                    matching.append(found)
+    return max(matching, key=lambda found: found.step, default=None)
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
-    """Cost and result of each evaluation on one split: word perplexity if it is known, else perplexity per token of one text."""
+    """Cost and result of each evaluation on one text: word perplexity if it is known, else perplexity per token of one text."""
     scores = [e.carried for e in evaluations]
     by_word = all(math.isfinite(score.word_perplexity) for score in scores)
     values = [score.word_perplexity if by_word else score.perplexity for score in scores]
@@ -204,5 +207,5 @@ def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
         for e, value in zip(evaluations, values, strict=True)
         if e.flops_per_token is not None
     ]
-    alike = len({e.split for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
+    alike = len({e.text for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
     return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

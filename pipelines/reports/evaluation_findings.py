@@ -57,7 +57,7 @@ def digits(bits: float) -> str:
 
 
 def leads(evaluations: Sequence[Evaluation]) -> list[str]:
-    """A sentence for each other model on the best one's split: the lead of the best, in errors if all splits are labelled, else in
+    """A sentence for each other model on the best one's text: the lead of the best, in errors if all splits are labelled, else in
     bits per byte. A lead within chance is reported as level.
     """
     labelled = all(e.carried.errors is not None for e in evaluations)
@@ -68,7 +68,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     best = min(evaluations, key=value)
     said: list[str] = []
     for e in evaluations:
-        if e.split != best.split or not value(e) > value(best):
+        if e.text != best.text or not value(e) > value(best):
             continue
         found = best.carried.less_than(e.carried, "errors" if labelled else "nats")
         level = found is not None and not found.beyond_chance
@@ -82,7 +82,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
             wrong = f"{best.name} is wrong in {value(best):.2%} of the labels, {e.name} in {value(e):.2%}"
             said.append(wrong + unknown)
         elif found and level:
-            margin = found.margin * e.carried.tokens / e.carried.nats
+            margin = found.margin * best.carried.tokens / e.carried.nats
             said.append(
                 f"{best.name} and {e.name} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
             )

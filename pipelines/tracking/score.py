@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipelines.tracking.chance import Difference, paired
+from pipelines.tracking.chance import FEW_DOCUMENTS, Difference, paired
 
 MAX_BITS = 1000.0
 """Bits per token from which on perplexity stays the same, since it would overflow for a model that diverged."""
@@ -73,8 +73,10 @@ class Score:
 
     def less_than(self, other: Score, what: Literal["nats", "errors"] = "nats") -> Difference | None:
         """By how much this pass needs less than another one over the same documents, per token. None if chance cannot be estimated:
-        too little text, or groups that were not kept.
+        too little text, groups that were not kept, or parts of documents that two models cut at different places.
         """
+        if self.documents < FEW_DOCUMENTS and (self.bucket, self.group_tokens) != (other.bucket, other.group_tokens):
+            return None
         ours, theirs = (np.array(getattr(score, f"group_{what}"), float) for score in (self, other))
         return paired(ours, theirs, np.array(self.group_tokens, np.int64))
 
@@ -117,6 +119,12 @@ class Evaluation:
     """Seed of the training; None where a report does not name it."""
     config_hash: str = ""
     """Hash of the training's config and the reading's options, without the seed."""
+
+    @property
+    def text(self) -> tuple[object, ...]:
+        """A key that is equal for evaluations on the same text, also with different tokenizers."""
+        labelled = self.carried.errors is not None
+        return (self.split, self.carried.documents, self.store_fingerprint if labelled else self.carried.bytes)
 
     @property
     def alike(self) -> tuple[object, ...]:

@@ -123,10 +123,14 @@ def test_a_lead_within_chance_is_none() -> None:
     clear, close = (
         replace(SLIDE, name=name, carried=scored(bits + NOISE)) for name, bits in (("far", 4.2), ("near", 4.001))
     )
-    said = leads([best, clear, close, replace(SLIDE, name="old")])
+    old = replace(SLIDE, name="old", carried=replace(scored(4.8), group_nats=()))
+    said = leads([best, clear, close, old])
     assert said[0] == "demo-rec needs 4.8% fewer bits per byte than far"
     assert said[1].startswith("demo-rec and near are level: 0.02% apart in bits per byte, within chance (± 0.1")
     assert said[2] == "demo-rec needs 16.7% fewer bits per byte than old, chance not known"
+    pieces = replace(close.carried, tokens=close.carried.tokens // 4, group_tokens=(0,) * 12)
+    (level,) = leads([best, replace(close, carried=pieces)])
+    assert level == said[1]  # whatever its tokens are
     errors = [
         replace(REC, name=name, carried=scored(1.0, wrong))
         for name, wrong in (("a", [3] * 12), ("b", [9, 9] + [3] * 10))
@@ -134,6 +138,18 @@ def test_a_lead_within_chance_is_none() -> None:
     assert leads(errors) == ["a and b are level: 3.00% and 4.00% of the labels are wrong, within chance"]
     errors[1] = replace(errors[1], carried=scored(1.0, [9, 8] * 6))
     assert leads(errors) == ["a is wrong in 3.00% of the labels, b in 8.50%"]
+
+
+def test_parts_that_two_models_cut_elsewhere_are_not_compared() -> None:
+    """Few documents are compared in parts, which end with blocks of the model."""
+    one = replace(scored(4.0), documents=2)
+    assert one.less_than(replace(scored(4.2), documents=2))
+    assert one.less_than(replace(scored(4.2), documents=2, bucket=256)) is None
+
+
+def test_other_text_under_the_same_name_is_not_compared() -> None:
+    ours = replace(REC, carried=scored(4.0))
+    assert leads([ours, replace(SLIDE, carried=replace(scored(4.4), bytes=1))]) == []
 
 
 def test_a_report_keeps_the_groups(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ def test_what_stands_alone_or_on_other_data_has_no_best() -> None:
     assert "\x1b[1m2.2000" not in printed(evaluation_table([REC]))
     text = printed(evaluation_table([REC, replace(SLIDE, split="pg19/test")]))
     assert "\x1b[1m2.2000" not in text and "pg19/test" in text and "python-source/test" in text
+    other_text = replace(SLIDE, carried=replace(SLIDE.carried, bytes=SLIDE.carried.bytes + 1))
+    assert "\x1b[1m2.2000" not in printed(evaluation_table([REC, other_text]))
 
 
 def test_clipped_documents_have_no_bytes() -> None:
@@ -216,6 +218,9 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
     found = kept_evaluation(tmp_path / "mine", "one", 0)
     assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
     assert kept_evaluation(tmp_path / "mine", "two", 0) is None and kept_evaluation(tmp_path / "mine", "one", 1) is None
+    write_report([replace(kept, step=kept.step - 1)], tmp_path / "reports" / "mine-step-before")
+    found = kept_evaluation(tmp_path / "mine", "one", 0)
+    assert found is not None and found.step == kept.step
 
 
 def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from common.errors import UserError
 from pipelines import compare, evaluate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import TrackingConfig
+from pipelines.inference.targets import suffix_of
 from pipelines.tracking import Tracker
 from studies import continuations, tokens
 from tests.small_corpus import contents
@@ -89,6 +90,27 @@ def test_each_split_has_a_report_of_its_own(
         command.main([str(run), "--split", split, *words, *QUIET])
     folders = [path.name for path in (tmp_path / "runs/reports").iterdir() if path.is_dir()]
     assert sorted(folders) == [name.format("run"), f"{name.format('run')}-validation"]
+
+
+def test_a_renamed_run_has_a_report_of_its_own(train: Train, tmp_path: Path) -> None:
+    """Another run may have its old name since."""
+    run = train("--steps", "2")
+    evaluate.main([str(run), *QUIET])
+    run.rename(run.with_name("baseline"))
+    evaluate.main([str(run.with_name("baseline")), *QUIET])
+    folders = [path.name for path in (tmp_path / "runs/reports").iterdir() if path.is_dir()]
+    assert sorted(folders) == ["run", "run-baseline"]
+
+
+def test_the_name_of_a_report_says_whose_checkpoint_was_read() -> None:
+    config: Any = SimpleNamespace(chosen="", checkpoint="newest")
+
+    def suffix(*marks: str) -> str:
+        targets: list[Any] = [SimpleNamespace(mark=mark, differences=()) for mark in marks]
+        return suffix_of(targets, config)
+
+    assert (suffix("step-1"), suffix(""), suffix("", "")) == ("-step-1", "", "")
+    assert suffix("step-1", "") != suffix("", "step-1")
 
 
 @pytest.mark.parametrize("command", [evaluate, tokens, continuations, compare])
