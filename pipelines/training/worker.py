@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -103,11 +103,14 @@ def train_as_worker(
     run_folder = RunFolder.of(config)
     records = RECORDS if world.rank == 0 else ()
     fence = file_lock(run_folder.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    with fence if world.rank == 0 else nullcontext(), run_folder.published(*records, f"logs/worker-{world.rank}.log"):
+    with ExitStack() as stack:
+        if world.rank == 0:
+            stack.enter_context(fence)
+        run_folder.fetch(*records)  # before anything is published: a bucket may have newer ones than this machine
+        stack.enter_context(run_folder.published(*records, f"logs/worker-{world.rank}.log"))
         if world.rank == 0:
             write_atomically(run_folder.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
             run_folder.publish("config.json")
-        run_folder.fetch(*records)
         run = open_run(config, world)
         with tracked(config, run, world) as tracker:
             on_disk = partial(note_checkpoint, tracker, config) if tracker else None
