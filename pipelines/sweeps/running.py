@@ -17,6 +17,7 @@ from ray import tune
 from common.credentials import without_credentials
 from common.errors import UserError
 from common.lock import file_lock
+from pipelines.checkpoints.run_folder import root_of
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
 from pipelines.config.run import to_json
@@ -52,7 +53,7 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
     """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now an error that every trial would raise
-    check_tracking(config.train.tracking, Path(config.train.root).absolute())
+    check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with file_lock(sweep.folder, "another process of this sweep"):
         print(

@@ -12,11 +12,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.run_folder import RECORDS, RunFolder
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.config.run import TrainConfig
 from pipelines.inference.registering import register_winner
 from pipelines.reports.sweep_report import report_sweep
@@ -39,7 +38,7 @@ class SweepTracking:
         config = sweep.config
         self._sweep = sweep
         self._tracking = config.train.tracking
-        self._root = Path(config.train.root).absolute()
+        self._root = root_of(sweep.run.folder, config.train.run)
         # A larger budget makes trials pending again whose ends were logged: the axis continues after these.
         logged = [record.step for record in read_records(sweep.folder / "metrics.jsonl")]
         self._ends = max([sum(trial.over for trial in sweep.trials.values()), *logged])
@@ -65,8 +64,7 @@ class SweepTracking:
     def below(self, run: TrainConfig) -> TrainConfig:
         """The same run, as a child of the sweep's."""
         self.run_id = self.run_id or self._tracker.run_id or ""
-        models = "metrics" if run.tracking.models == "best" else run.tracking.models  # the sweep registers its winner
-        return replace(run, tracking=replace(run.tracking, parent=self.run_id, models=models))
+        return replace(run, tracking=replace(run.tracking, parent=self.run_id))
 
     def again(self) -> None:
         """Log the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
