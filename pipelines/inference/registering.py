@@ -38,7 +38,9 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     whole = best(run.complete_checkpoints())
     if whole and whole[0].step != tracker.registered:
         checkpoint = run.open_checkpoint(whole[0].folder.name)
-        _register(checkpoint, tracker, run.folder / ".exported", config.run, run.folder)
+        same = checkpoint.meta["config"]["data"]["corpus"] == config.data.corpus
+        store = config.data.store if same else ""  # which may have moved since
+        _register(checkpoint, tracker, run.folder / ".exported", config.run, run.folder, store)
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
@@ -69,10 +71,10 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> Non
         sweep.publish(done.name)
 
 
-def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path) -> None:
+def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path, store: str = "") -> None:
     from pipelines.inference.to_transformers import export  # transformers: seconds
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
-    export(checkpoint, folder)
+    export(checkpoint, folder, store)
     print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
     tracker.register(checkpoint.step, folder, name, owner)
