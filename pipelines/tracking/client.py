@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 
 from common.credentials import without_credentials
-from common.errors import UserError, first_cause
+from common.errors import OF_A_FILE, UserError, first_cause
 from pipelines.config.run import TrackingConfig
 
 MAX_CAUSE_LENGTH = 600
@@ -111,7 +111,7 @@ def is_final(error: Exception) -> bool:
         status = error.get_http_status_code()
     else:
         status = getattr(getattr(error, "response", None), "status_code", 0)  # an upload's error
-    return isinstance(error, FileNotFoundError) or (400 <= status < 500 and status not in TRANSIENT)
+    return isinstance(error, OF_A_FILE) or (400 <= status < 500 and status not in TRANSIENT)
 
 
 def is_of_another_version(error: BaseException) -> bool:
