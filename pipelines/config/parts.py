@@ -117,7 +117,8 @@ class TrackingConfig:
     on_failure: Literal["continue", "stop"] = "continue"
     """When MLflow does not answer: continue and send later, or stop the run."""
     patience: float = 60.0
-    """Seconds that MLflow may be silent: at the end, before the rest stays unsent; earlier, before `stop` stops the run."""
+    """Seconds that MLflow may be silent: at the end, before the rest stays unsent; during the run, before `stop` stops it. With
+    `stop` MLflow must answer at once where a run begins or resumes."""
     models: Literal["best", "metrics", "none"] = "best"
     """best: each checkpoint is a model in MLflow with its validation metrics. The best one of a finished run is uploaded as a
     folder for transformers and registered under the run's name (in a sweep: the best of all trials, under the sweep's name).

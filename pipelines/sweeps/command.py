@@ -48,7 +48,7 @@ class SweepConfig:
     typed: tyro.conf.Suppress[tuple[str, ...]] = ()
     """Fields of the run that the command line names: every preset that is compared gets their values."""
     num_samples: int = 12
-    """Trials to draw; a grid has a trial for each combination."""
+    """Trials in all, the preset's among them; a grid has one for each combination."""
     search: str = "random"
     """How values are chosen. random: independent draws. grid: every combination. optuna (pip install optuna) and bohb (pip
     install hpbandster ConfigSpace) suggest values from the results so far. Or another searcher of Ray Tune's by its import path,
@@ -75,7 +75,8 @@ class SweepConfig:
     max_concurrent_trials: int = 0
     """Most trials at once; 0 for as many as fit."""
     baseline: Literal["yes", "no"] = "yes"
-    """Whether the preset itself is the first trial, which is never stopped early."""
+    """Whether the preset itself is the first trial. It is never stopped early, except by schedulers that pause trials, such as
+    HyperBand."""
     workers: Literal["reuse", "fresh"] = "reuse"
     """reuse: the actors of a finished trial take the next one. fresh: each trial starts new actors."""
     time_budget_s: float = 0
