@@ -33,8 +33,8 @@ T = TypeVar("T")
 SCAN_BYTES = 16 << 20
 """Text that one task scans; less where the corpus is small, so that each worker gets some tasks."""
 SCAN_TASKS = 4
-OWN_NAME = re.compile(r"part-\d{5,}\.arrow|documents\.arrow|manifest\.json")
-"""Names of a split's files."""
+OWN_NAME = re.compile(r"ledger|part-\d{5,}\.arrow|documents\.arrow|manifest\.json")
+"""Names in a split's folder."""
 
 Done = Callable[[int, int], None]
 """Called as work finishes, with the number of documents and of bytes of text."""
