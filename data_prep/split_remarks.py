@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from common.places import Place
+from common.uris import PlaceError
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.streams import is_hidden
 from data_prep.corpora.tasks import Task
 from data_prep.corpora.text import Text
+from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
 from data_prep.plan import SplitScan
@@ -31,14 +33,18 @@ def check_outside(corpus: Corpus, folder: Place) -> None:
     holds them; or if its folder in a store lies in the folder of its texts, and its files would be read as texts.
     """
     source = getattr(corpus, "source", "")
-    root = Place.parse(source) if source else folder
+    try:
+        root = Place.parse(source) if source else folder
+    except PlaceError:  # a plug-in's corpus may read from elsewhere
+        return
     if not source or root.root != folder.root:
         return
     texts, own, *splits = (
         Path(os.path.realpath(place.path) if place.is_local else place.path)
         for place in (root, folder, *(folder / split for split in SPLITS))
     )
-    if texts == own or not {texts, *texts.parents}.isdisjoint(splits):
+    beside_splits = isinstance(corpus, WikiText)  # its files may lie in the folder that gets the splits
+    if (texts == own and not beside_splits) or not {texts, *texts.parents}.isdisjoint(splits):
         raise StoreError(f"{folder} is where {root} lies, and preparing would replace it: give --store another place")
     if not (isinstance(corpus, Text | JsonLines) and folder.is_local and texts in own.parents):
         return

@@ -11,6 +11,7 @@ fetched into a cache on this machine's disk (cache.py). Without a cache the reco
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -262,7 +263,9 @@ def _missing(folder: Place) -> str:
     if (folder / "ledger").is_dir():
         return f"{folder} was not finished: run the same prepare command again, which resumes where it stopped"
     below = [file.place for file in folder.list() if file.is_dir]
-    below += [file.place for place in below for file in place.list() if file.is_dir]
+    for place in list(below):
+        with contextlib.suppress(OSError):  # a folder that this user cannot read
+            below += [file.place for file in place.list() if file.is_dir]
     splits = [place for place in below if (place / "manifest.json").is_file()]
     if splits:
         return f"{folder} is no split but has some: name {splits[0]}"

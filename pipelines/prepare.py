@@ -173,13 +173,13 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     for split in empty:
         console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
 
+    for split in splits:
+        check_own(config.place / split)
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     manifests, warnings = _standing(config, plans, tokenizer, empty)
-    for split in plans:
-        check_own(config.place / split)
     for sentence in warnings + split_remarks.shared_texts(scans):
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)

@@ -135,3 +135,12 @@ def test_lines_are_not_taken_for_documents(tmp_path: Path, kind: type, cells: pa
 )
 def test_rows_that_are_documents(rows: list[object]) -> None:
     refuse_lines(rows, "file")
+
+
+def test_a_store_may_lie_around_the_release(tmp_path: Path, make_config) -> None:
+    """Its splits then stand beside the release's files."""
+    files = {f"wiki.{split}.tokens": WIKI for split in ("train", "valid", "test")}
+    put(tmp_path / "data" / "wikitext", files)
+    config = make_config(corpus=WikiText(source=str(tmp_path / "data" / "wikitext")), store=str(tmp_path / "data"))
+    assert prepare(config).keys() == prepare(config).keys() == set(SPLITS)
+    assert all((tmp_path / "data" / "wikitext" / name).read_text() == WIKI for name in files)
