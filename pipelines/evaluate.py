@@ -116,7 +116,6 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         raise UserError(
             f"{target.name}: its loss on {store.folder} is no number, so its weights are damaged: name another checkpoint"
         )
-    cleared = {"cleared": config.cleared} if config.cleared else {}
     return Evaluation(
         name=target.name,
         model=meta["config"]["model"]["name"],
@@ -133,8 +132,9 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         windows=windows_of(target.model.to_json()),
         characters=characters_of(store),
         seed=meta["config"]["seed"],
+        cleared_at=config.cleared,
         config_hash=config_hash_without_seed(
-            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True), **cleared}}
+            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True)}}
         ),
     )
 

@@ -119,6 +119,8 @@ class Evaluation:
     """Seed of the training; None where a report does not name it."""
     config_hash: str = ""
     """Hash of the training's config and the reading's options, without the seed."""
+    cleared_at: str = ""
+    """Where State was cleared in the passes with State cleared, if not at each segment's start."""
 
     @property
     def text(self) -> tuple[object, ...]:
@@ -129,7 +131,8 @@ class Evaluation:
     @property
     def alike(self) -> tuple[object, ...]:
         """A key that is equal for evaluations that differ in the training's seed alone; empty where it is not known."""
-        return (self.config_hash, self.step, self.store_fingerprint, self.carried.bucket) if self.config_hash else ()
+        read = (self.store_fingerprint, self.carried.bucket, self.cleared_at)
+        return (self.config_hash, self.step, *read) if self.config_hash else ()
 
     @property
     def bits_per_character(self) -> float:

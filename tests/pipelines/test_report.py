@@ -219,8 +219,10 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
     assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
     assert kept_evaluation(tmp_path / "mine", "two", 0) is None and kept_evaluation(tmp_path / "mine", "one", 1) is None
     write_report([replace(kept, step=kept.step - 1)], tmp_path / "reports" / "mine-step-before")
+    write_report([replace(kept, cleared_at="-cleared-every-4")], tmp_path / "reports" / "mine-cleared-every-4")
     found = kept_evaluation(tmp_path / "mine", "one", 0)
-    assert found is not None and found.step == kept.step
+    assert found is not None and (found.step, found.cleared_at) == (kept.step, "-cleared-every-4")
+    assert found.alike != kept.alike
 
 
 def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:
