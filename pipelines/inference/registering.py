@@ -1,7 +1,7 @@
 """Has the best checkpoint of a run or a sweep registered in MLflow: exported for transformers, uploaded, with the alias `best`.
 
-    register_best(config, tracker)                                    # a finished run's, as its own name
-    register_winner(RunFolder.parse("runs/sweep"), TrackingConfig(), root)      # a sweep's, as the sweep's name; of its trial's run
+    register_best(config, tracker)    # a finished run's, as its own name
+    register_winner(RunFolder.parse("runs/sweep"), TrackingConfig(), root, store)    # a sweep's, in its trial's run
 
     mlflow artifacts download --artifact-uri models:/demo-rec@best --dst-path there         # AutoModelForCausalLM.from_pretrained
 
@@ -44,8 +44,11 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
-def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> None:
-    """Register the checkpoint that a sweep's best.json names. The file `registered.json` records that this is done."""
+def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store: str) -> None:
+    """Register the checkpoint that a sweep's best.json names. The file `registered.json` records that this is done.
+
+    ``store``: where its trials' store is now, if all have one; else the path in the checkpoint's config counts.
+    """
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
@@ -63,7 +66,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path) -> Non
             name = next(
                 (name for name in trial.checkpoint_names() if step_of(name) == winner["step"]), name_of(winner["step"])
             )
-            _register(trial.open_checkpoint(name), tracker, exported, folder.name, folder)
+            _register(trial.open_checkpoint(name), tracker, exported, folder.name, folder, store)
     finally:
         tracker.finish()
     if tracker.run_id and not exported.exists():  # uploaded, and then removed

@@ -127,4 +127,6 @@ class SweepTracking:
             self._report(final=True)
         self._tracker.finish(status)
         if status == "FINISHED":
-            register_winner(self._sweep.run, self._tracking, self._root)
+            varied = {"data.store", "data.corpus"} & set(self._sweep.fields)
+            store = "" if varied else self._sweep.config.train.data.store
+            register_winner(self._sweep.run, self._tracking, self._root, store)

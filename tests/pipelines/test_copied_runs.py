@@ -278,6 +278,8 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     tracking = SweepTracking(first, "tune")
     (trial,) = first.trials.values()
     train_as_worker(tracking.below(first.run_of(trial)), World.alone(), lambda: False)
+    trained = json.loads((first.run_folder(trial).folder / "config.json").read_text())
+    assert trained["tracking"]["models"] == "best"  # a run that is trained from this file registers its own
     trial.status, trial.best = "finished", MetricPoint(20, 7.0)
     tracking.end(trial)
     write_best(first, trial)
