@@ -86,14 +86,10 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 def main(argv: list[str]) -> int:
     """Train the run of a command line, or resume it. Raises UserError for bad input."""
     config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
-    launched = Launched.by_environment()
-    if config.num_workers == 0 and launched.rank > 0:
+    if config.num_workers == 0 and Launched.by_environment().rank > 0:
         return train_beside(config)
-    if config.num_workers != 0 and launched.size > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UserError(
-            f"num_workers is {config.num_workers}, and torchrun has started {launched.size} processes, each of which would start "
-            "Ray: add --num-workers 0 to train in them"
-        )
+    if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+        refuse_several_starts(config)
     run = open_run(config, World.alone())
     run_folder = RunFolder.of(config)
     check_tracking(config.tracking, root_of(run_folder.folder, config.run))
@@ -121,6 +117,16 @@ def main(argv: list[str]) -> int:
         elastic.end_without_ray(config, lost)
     print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
     return 0
+
+
+def refuse_several_starts(config: TrainConfig) -> None:
+    """Raise UserError if torchrun has started several processes, each of which would start Ray."""
+    size = Launched.by_environment().size
+    if size > 1:
+        raise UserError(
+            f"num_workers is {config.num_workers}, and torchrun has started {size} processes, each of which would start Ray: "
+            "add --num-workers 0 to train in them"
+        )
 
 
 def train_beside(config: TrainConfig) -> int:

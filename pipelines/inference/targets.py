@@ -18,6 +18,7 @@ import tyro
 
 from common.checks import check_options
 from common.choices import Dtype
+from common.credentials import without_credentials
 from common.errors import UserError
 from common.places import Place
 from data_prep.manifest import Manifest, MissingSplit
@@ -282,8 +283,11 @@ def first_writable(places: Sequence[Place]) -> Place:
 
 def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:
     """Where to track: as ``asked``, else as a run, whose config has ``trained`` under tracking."""
+    given = asked.located()
     where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
-    return replace(asked, **where, experiment=asked.experiment or trained["experiment"])
+    if where and without_credentials(given.uri) == trained["uri"]:
+        where["uri"] = given.uri  # with the password, which no run records
+    return replace(asked, **where, experiment=asked.experiment or trained["experiment"] or given.experiment)
 
 
 def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
