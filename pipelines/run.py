@@ -144,13 +144,15 @@ def stages(config: PipelineConfig) -> list[Job]:
     tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
     # A checkpoint records the store without its credentials.
     named = ("--store", config.store) if without_credentials(config.store) != config.store else ()
-    words = (*folders, "--split", config.split, "--output", report, *named, *tracking)
+    words = (*folders, "--split", config.split, "--output", report)
     reads = (*trained, store / config.split / "manifest.json")
-    found.append(Job("evaluate", "evaluate", words, reads, (Place.parse(report),)))
+    found.append(
+        Job(f"evaluate{split}", "evaluate", words, reads, (Place.parse(report),), unhashed=(*named, *tracking))
+    )
     if runs[1:]:
         report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
-        words = (*folders, "--root", config.root, "--output", report, *tracking)
-        found.append(Job("compare", "compare", words, trained, (Place.parse(report),)))
+        words = (*folders, "--root", config.root, "--output", report)
+        found.append(Job("compare", "compare", words, trained, (Place.parse(report),), unhashed=(*tracking,)))
     return found
 
 

@@ -99,7 +99,7 @@ def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
     (tested,), (validated,) = (stages(replace(config, split=split))[2].writes for split in ("test", "validation"))
     assert (tested.name, validated.name) == ("demo-rec", "demo-rec-validation")
     secret = replace(config, set=("tracking.uri=http://me:pw@host:5000",))  # which no checkpoint records
-    assert stages(secret)[2].words[-2:] == ("--tracking.uri", "http://me:pw@host:5000")
+    assert stages(secret)[2].argv[:2] == ["--tracking.uri", "http://me:pw@host:5000"]
 
 
 def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
