@@ -53,7 +53,7 @@ from common.errors import UserError, is_users, listed, nearest
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
-from pipelines.terminal.options import unknown
+from pipelines.terminal.options import check_once, unknown
 from pipelines.terminal.output import discard, listing
 
 T = TypeVar("T")
@@ -196,17 +196,6 @@ def parse(
     check_values(parsed)
     check_once(parsed, argv)
     return parsed
-
-
-def check_once(config: Any, argv: Sequence[str]) -> None:
-    """Raise UserError for an option of several values that is given twice: only the last ones would count."""
-    words = [word.partition("=")[0].replace("_", "-") for word in argv]
-    for field in dataclasses.fields(config):
-        option = f"--{field.name.replace('_', '-')}"
-        if isinstance(getattr(config, field.name), tuple) and words.count(option) > 1:
-            raise UserError(
-                f"{option} is given twice, and only the last one counts: write all values after one {option}"
-            )
 
 
 def check_values(config: object, group: str = "") -> None:

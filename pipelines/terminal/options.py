@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import io
 import os
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from common.errors import UserError
 from pipelines.terminal import home
 
 
@@ -55,3 +57,19 @@ def options(read: Callable[[Sequence[str]], object]) -> list[str]:
             os.environ["COLUMNS"] = width
     lines = re.findall(r"(?m)^(?:│ | {0,2})(--[\w.-]*\w(?:, --[\w.-]*\w)*)", help_text.getvalue())
     return [option for line in lines for option in line.split(", ")]
+
+
+def check_once(config: object, argv: Sequence[str], group: str = "") -> None:
+    """Raise UserError for an option of several values that is given twice: only the last ones would count.
+
+    ``group``: prefix of the names of its options, such as ``data.``.
+    """
+    words = [word.partition("=")[0].replace("_", "-") for word in argv]
+    for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+        value = getattr(config, field.name)
+        name = group + field.name.replace("_", "-")
+        check_once(value, argv, group if "tyro.conf" in str(field.type) else f"{name}.")
+        if isinstance(value, tuple) and words.count(f"--{name}") > 1:
+            raise UserError(
+                f"--{name} is given twice, and only the last one counts: write all values after one --{name}"
+            )
