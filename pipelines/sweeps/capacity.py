@@ -66,7 +66,7 @@ class TrialCapacity:
             has["CPU"] = min(has["CPU"], self._config.num_cpus)
             most = min(most, times(has, {"CPU": workers * self._worker["CPU"]}))
         self._counted = time.monotonic()
-        self._at_once = max(min(most, self._config.max_concurrent_trials or most), 1)
+        self._at_once = max(min(most, self._config.most_at_once or most), 1)
         return most, has
 
 

@@ -18,9 +18,10 @@ from common.credentials import without_credentials
 from common.errors import UserError, given_by_user, nearest
 from common.places import Place
 from pipelines.config.dotted import changes, with_fields
+from pipelines.config.parts import times
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS, catalogue
-from pipelines.sweeps.values import check_values
+from pipelines.sweeps.values import check_values, fitting
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
 from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
@@ -137,6 +138,15 @@ class SweepConfig:
         return with_fields(base, fields)
 
     @property
+    def most_at_once(self) -> int | None:
+        """The limit on trials at once that the options set; None without one. The machines may hold fewer, and more later."""
+        limits = [self.max_concurrent_trials] if self.max_concurrent_trials else []
+        if self.num_cpus:
+            taken = self.train.workers[0] * self.train.placement.cpus
+            limits.append(max(1, times({"CPU": self.num_cpus}, {"CPU": taken})))
+        return min(limits, default=None)
+
+    @property
     def least(self) -> int:
         """Tokens before a trial may be stopped: ASHA's first rung."""
         return self.rung_tokens or max(1, self.whole // 9)
@@ -199,7 +209,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
 
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
-    from tune_spaces.drawing import Searcher, fields
+    from tune_spaces.drawing import Searcher, fields, grid
     from tune_spaces.named import is_exact
     from tune_spaces.stopping import compares_all, stopper
 
@@ -273,7 +283,11 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             )
     config.rule(domains)
     if compares_all(config.scheduler):
-        planned = planned_trials(config, domains)
+        planned = config.num_samples
+        if config.max_trials and config.search == "grid":
+            combinations = fitting(grid(domains, config.grid_points), config.run_with)
+            own = config.own_values(fields(domains))
+            planned = len(combinations) + (own is not None and own not in combinations)
         if config.max_trials and config.max_trials < planned:
             raise UserError(
                 f"{config.scheduler} waits until all {planned} trials can be compared, and --max-trials {config.max_trials} leaves "
@@ -297,25 +311,6 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
                 f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
                 "resumes exactly only if it decides from them alone"
             )
-
-
-def planned_trials(config: SweepConfig, domains: Mapping[str, Any]) -> int:
-    """How many trials a grid or random draws make: combinations of a grid that do not fit together are left out."""
-    from tune_spaces.drawing import fields, grid
-
-    if config.search != "grid":
-        return config.num_samples
-
-    def makes_run(values: Mapping[str, Any]) -> bool:
-        try:
-            config.run_with(values)
-        except ValueError:
-            return False
-        return True
-
-    combinations = [values for values in grid(domains, config.grid_points) if makes_run(values)]
-    own = config.own_values(fields(domains))
-    return len(combinations) + (own is not None and own not in combinations)
 
 
 def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:

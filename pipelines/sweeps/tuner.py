@@ -27,9 +27,7 @@ from ray.tune.stopper import Stopper
 
 from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
-from pipelines.config.parts import times
 from pipelines.sweeps.capacity import TrialCapacity
-from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
@@ -253,6 +251,8 @@ def fit(
     if config.suggested:
         searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn())
         queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
+    # A searcher's queue keeps the limit itself; trials that wait for each other must all begin.
+    limit = None if config.suggested or compares_all(config.scheduler) else config.most_at_once
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a sweep prints its own reports
     with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
         tuner = tune.Tuner(
@@ -262,7 +262,7 @@ def fit(
                 metric=config.metric,
                 mode="min",
                 num_samples=-1 if queue else 1,
-                max_concurrent_trials=most_at_once(config),
+                max_concurrent_trials=limit,
                 search_alg=queue,
                 scheduler=Logged(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
@@ -289,20 +289,6 @@ def fit(
     if record.retryable:
         raise UserError(record.retryable)
     return grid
-
-
-def most_at_once(config: SweepConfig) -> int | None:
-    """The limit on trials at once that the options set. None without one, with a searcher, or where trials wait for each other.
-
-    Machines that join the cluster later may bring room for more trials than there is now.
-    """
-    if config.suggested or compares_all(config.scheduler):
-        return None
-    limits = [config.max_concurrent_trials] if config.max_concurrent_trials else []
-    if config.num_cpus:
-        taken = config.train.workers[0] * config.train.placement.cpus
-        limits.append(max(1, times({"CPU": config.num_cpus}, {"CPU": taken})))
-    return min(limits, default=None)
 
 
 @contextlib.contextmanager

@@ -86,3 +86,15 @@ def _first_fitting(check: RunWith, candidates: Iterable[Mapping[str, Any]]) -> T
 def splits(run: TrainConfig) -> list[str]:
     """The splits that a run reads."""
     return ["train", "validation"] if run.validate_every else ["train"]
+
+
+def fitting(combinations: Iterable[Mapping[str, Any]], run_with: RunWith) -> list[Mapping[str, Any]]:
+    """The combinations whose values fit together."""
+    found = []
+    for values in combinations:
+        try:
+            run_with(values)
+        except ValueError:
+            continue
+        found.append(values)
+    return found

@@ -26,7 +26,7 @@ from pipelines.config.run import to_json
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial, read_sweep
-from pipelines.sweeps import run_sweep, tuner
+from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
 from pipelines.sweeps.offering import QueueSearcher
@@ -392,10 +392,8 @@ def test_a_searcher_is_asked_for_as_many_trials_as_there_is_room_for(here: Make)
 
 def test_only_the_options_limit_how_many_trials_run_at_once(here: Make) -> None:
     """Machines that join the cluster make room for more."""
-    assert tuner.most_at_once(here("lr", "--num-cpus", "3", name="a").config) == 3
-    assert tuner.most_at_once(here("lr", "--num-cpus", "3", "--max-concurrent-trials", "2", name="b").config) == 2
-    assert tuner.most_at_once(here(*PBT, name="c").config) is None
-    assert tuner.most_at_once(here(*OPTUNA, name="d").config) is None
+    assert here("lr", "--num-cpus", "3", name="a").config.most_at_once == 3
+    assert here("lr", "--num-cpus", "3", "--max-concurrent-trials", "2", name="b").config.most_at_once == 2
 
 
 def test_a_population_of_a_grid_counts_only_what_fits_together(here: Make) -> None:
