@@ -6,8 +6,8 @@
 
 The text is read a few blocks at a time, whatever its length; then a token costs the same after 100 as after 100,000. The
 continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. A text ends early where the model
-writes an id that ends texts (trained.eos_ids). benchmarks/long_generation.py compares the speed with that of an
-export's own generate().
+writes an id that ends texts, by the exported folder, the weights it began with or the chat template.
+benchmarks/long_generation.py compares the speed with that of an export's own generate().
 """
 
 from __future__ import annotations

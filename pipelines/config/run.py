@@ -220,6 +220,7 @@ CHANGEABLE_ON_RESUME = (
     "allow_change",
     "data.store",
     "data.cache",
+    "model.eos_token_ids",
 )
 """Fields that may differ when a run is resumed: they change neither the weights nor what a step means."""
 

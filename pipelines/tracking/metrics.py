@@ -104,7 +104,8 @@ _KNOWN = (
     Metric("recurrence/state_change", "relative change of the states over a block", "", ".3f"),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _KNOWN}
-IN_EVERY_TABLE = ("validation/bits_per_token", "validation/bits_per_byte", "validation/error_rate")
+OWN_COLUMNS = ("validation/bits_per_token", "validation/bits_per_byte", "validation/error_rate")
+"""Validation metrics to which the tables of evaluations and comparisons give columns of their own."""
 
 
 def about(name: str) -> str:
@@ -129,8 +130,8 @@ def validation_metrics(score: Score) -> dict[str, float]:
 
 
 def further() -> list[Metric]:
-    """Validation metrics besides those that the tables always have."""
-    return [metric for metric in METRICS.values() if metric.of is not None and metric.name not in IN_EVERY_TABLE]
+    """Validation metrics besides those with columns of their own."""
+    return [metric for metric in METRICS.values() if metric.of is not None and metric.name not in OWN_COLUMNS]
 
 
 def check_compared(field: str, name: str, of: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -359,6 +360,23 @@ def test_ray_workers_train_into_a_bucket(
     assert "stop" not in files and not [name for name in files if ".ray/" in name]
     saved = local_copy(run, tmp_path / "copy", found.step)
     assert read_records(saved / "metrics.jsonl")[-1].step == found.step
+
+
+def test_a_bucket_that_is_silent_at_a_start_keeps_its_newer_records(
+    words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train([*words, "--steps", "3"])
+    records = Place.parse(bucket("runs/mine/metrics.jsonl"))
+    newer = records.read_bytes() + b'{"step": 4, "time_ms": 1, "metrics": {}}\n'  # by another machine
+    records.write_atomically(newer)
+
+    def silent(*_: object) -> None:
+        raise OSError(errno.EIO, "the bucket is silent")
+
+    monkeypatch.setattr(RunFolder, "fetch", silent)
+    with pytest.raises(OSError, match="the bucket is silent"):
+        train([*words, "--steps", "6", "--allow-change", "steps"])
+    assert records.read_bytes() == newer
 
 
 def test_the_folder_of_a_run_in_a_bucket_is_a_working_folder(bucket: Bucket, tmp_path: Path) -> None:
