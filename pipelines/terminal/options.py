@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from common.errors import UserError
 from pipelines.terminal import home
@@ -59,17 +60,15 @@ def options(read: Callable[[Sequence[str]], object]) -> list[str]:
     return [option for line in lines for option in line.split(", ")]
 
 
-def check_once(config: object, argv: Sequence[str], group: str = "") -> None:
-    """Raise UserError for an option of several values that is given twice: only the last ones would count.
+def check_once(config: Any, argv: Sequence[str]) -> None:
+    """Raise UserError for an option that takes a list and is given twice: only the last list would count.
 
-    ``group``: prefix of the names of its options, such as ``data.``.
+    A field in a group, such as --optim.betas, may be given again: scripts add such options to others.
     """
     words = [word.partition("=")[0].replace("_", "-") for word in argv]
-    for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
-        value = getattr(config, field.name)
-        name = group + field.name.replace("_", "-")
-        check_once(value, argv, group if "tyro.conf" in str(field.type) else f"{name}.")
-        if isinstance(value, tuple) and words.count(f"--{name}") > 1:
+    for field in dataclasses.fields(config):
+        option = f"--{field.name.replace('_', '-')}"
+        if isinstance(getattr(config, field.name), tuple) and words.count(option) > 1:
             raise UserError(
-                f"--{name} is given twice, and only the last one counts: write all values after one --{name}"
+                f"{option} is given twice, and only the last one counts: write all values after one {option}"
             )
