@@ -100,7 +100,8 @@ OPTUNA = ("lr", "--search", "optuna", "--scheduler", "none", "--num-samples", "3
 
 def ends(sweep: Sweep) -> list[Any]:
     """What a sweep has come to, by its files."""
-    saved = [json.loads((sweep.run_folder(trial).folder / "trial.json").read_text()) for trial in sweep.trials.values()]
+    paths = [sweep.folder / "trials" / name / "trial.json" for name in sweep.trials]
+    saved = [json.loads(path.read_text()) for path in paths]
     return [[trial[key] for key in ("id", "values", "status", "steps", "best", "last", "reason")] for trial in saved]
 
 
