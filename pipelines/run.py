@@ -114,11 +114,10 @@ def stages(config: PipelineConfig) -> list[Job]:
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    own_tokenizer = (
-        () if is_uri(config.tokenizer) or not Place.parse(config.tokenizer or "bytes").exists() else tokenizer[1:]
-    )
-    reads = tuple(map(Place.parse, (*source[1:], *own_tokenizer)))
-    found = [Job("prepare", "prepare", words, reads, manifests[:1], may_write=manifests[1:])]
+    prepared_from = [Place.parse(path) for path in source[1:]]
+    if config.tokenizer and not is_uri(config.tokenizer) and Place.parse(config.tokenizer).exists():
+        prepared_from.append(Place.parse(config.tokenizer))
+    found = [Job("prepare", "prepare", words, tuple(prepared_from), manifests[:1], may_write=manifests[1:])]
     where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
     runs: list[str] = []
     for preset in (config.preset, *config.also):
@@ -141,7 +140,7 @@ def stages(config: PipelineConfig) -> list[Job]:
     folders = tuple(_below(config.root, run) for run in runs)
     split = "" if config.split == "test" else f"-{config.split}"
     report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs) + split)}")
-    tracking = _options(tuple(pair for pair in config.set if pair.startswith("tracking.")))
+    tracking = tuple(_options(tuple(pair for pair in config.set if pair.startswith("tracking."))))
     # A checkpoint records the store without its credentials.
     named = ("--store", config.store) if without_credentials(config.store) != config.store else ()
     words = (*folders, "--split", config.split, "--output", report)
@@ -152,7 +151,7 @@ def stages(config: PipelineConfig) -> list[Job]:
     if runs[1:]:
         report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
         words = (*folders, "--root", config.root, "--output", report)
-        found.append(Job("compare", "compare", words, trained, (Place.parse(report),), unhashed=(*tracking,)))
+        found.append(Job("compare", "compare", words, trained, (Place.parse(report),), unhashed=tracking))
     return found
 
 
