@@ -59,7 +59,11 @@ def first_cause(error: BaseException, most: int = 200) -> str:
     it. A longer line loses its middle, since the remedy often comes last.
     """
     first = error
-    while cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__):
+    while True:
+        shown_context = None if first.__suppress_context__ else first.__context__
+        cause = first.__cause__ or shown_context
+        if cause is None:
+            break
         first = cause
     told = first if isinstance(first, OSError) else error
     line = without_credentials(" ".join(str(told).split()) or type(told).__name__)

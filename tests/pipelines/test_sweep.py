@@ -385,7 +385,8 @@ def test_a_searcher_is_asked_for_as_many_trials_as_there_is_room_for(here: Make)
     made = here("lr", "--search", "optuna", "--num-samples", "9", "--max-concurrent-trials", "3")
     room: Any = SimpleNamespace(at_once=lambda: 3)
     trials = [SimpleNamespace(status=status, is_finished=lambda: False) for status in ("RUNNING", "RUNNING")]
-    queue = QueueSearcher(SweepRecord(made.sweep), Told(made.domains), NoopStopper(), room, shown := [])
+    shown: list[Any] = []
+    queue = QueueSearcher(SweepRecord(made.sweep), Told(made.domains), NoopStopper(), room, shown)
     first = [queue.suggest("a"), queue.suggest("b")]
     shown += trials
     assert None not in first and queue.suggest("c") is not None and queue.suggest("d") is None

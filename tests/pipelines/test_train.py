@@ -470,7 +470,8 @@ class TestRefusals:
             (tmp_path / "corpus" / "train" / f"long{number}.txt").write_text(text)
         for path in (tmp_path / "corpus" / "train").glob("doc*"):
             path.unlink()
-        prepare(make_config(store=(store := str(tmp_path / "long"))))
+        store = str(tmp_path / "long")
+        prepare(make_config(store=store))
         words = ("--data.store", store, "--checkpoint.every", "2")
         folder = train("--steps", "2", *words)
         cursor = json.loads((folder / "checkpoints/step-00000002/checkpoint.json").read_text())["cursor"]
