@@ -74,7 +74,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
         sweep.publish(done.name)
 
 
-def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path, store: str = "") -> None:
+def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path, store: str) -> None:
     from pipelines.inference.to_transformers import export  # transformers: seconds
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there

@@ -219,10 +219,10 @@ def differences_of(
 
 def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str:
     """The end of a report's name. It differs between readings, so that none replaces another's report."""
-    marks = [target.mark or config.checkpoint for target in targets]
-    if len(set(marks)) == 1:
-        marks = [targets[0].mark] if targets[0].mark else []
-    parts = [*marks, *dict.fromkeys(chain.from_iterable(target.differences for target in targets))]
+    marks = [targets[0].mark]
+    if any(target.mark != targets[0].mark for target in targets):
+        marks = [target.mark or config.checkpoint for target in targets]  # whose each is follows from the order
+    parts = [*filter(None, marks), *dict.fromkeys(chain.from_iterable(target.differences for target in targets))]
     return config.chosen + "".join(f"-{part}" for part in parts)
 
 

@@ -224,8 +224,11 @@ def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
     named = checkpoint.eos_ids if isinstance(checkpoint, Exported) else ()
     begun_with = checkpoint.meta["config"]["model"].get("eos_token_ids") or ()
     of_chat = chat.eos_token_ids if chat else ()
-    tokens = [[index for index in ids if index < bod_id(tokenizer)] for ids in (named, begun_with, of_chat)]
-    return next(filter(None, tokens), [])
+    for ids in (named, begun_with, of_chat):
+        found = [index for index in ids if index < bod_id(tokenizer)]
+        if found:
+            return found
+    return []
 
 
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:
