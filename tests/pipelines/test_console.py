@@ -191,5 +191,5 @@ def test_an_installed_wheel_prepares_trains_and_evaluates_outside_of_this_tree(t
     trained = run("train", *SMALLEST, "--run", "mine", *shlex.split("--steps 2 --validate-every 2 --log-every 1"))
     (hint,) = (line for line in trained.splitlines() if "throughline evaluate" in line)
     assert hint.split() == ["evaluate", "throughline", "evaluate", "runs/mine"]
-    assert trained.splitlines()[-1].split() == ["look", "throughline", "ui"]
+    assert trained.splitlines()[-1] == hint, "without tracking there is nothing for ui to show"
     assert "bits/byte" in run(*hint.split()[2:], "--tracking.backend", "none")
