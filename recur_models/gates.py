@@ -56,8 +56,9 @@ class LSTMGate(nn.Module):
     def forward(self, c_BSD: Tensor, h_BSN: Tensor) -> Tensor:
         z_BSD = self.candidate(h_BSN)
         z_BSD = torch.tanh(z_BSD) if self.squash else z_BSD  # (4)
-        i_BSD = torch.sigmoid(self.input(h_BSN) - 1.0)  # (5)
-        f_BSD = torch.sigmoid(self.forget(h_BSN) + 1.0)  # (6)
+        # In the states' own dtype, as in FixedGate: in bfloat16 an f near 1 would be 1, and its gradient 0.
+        i_BSD = torch.sigmoid(self.input(h_BSN).to(c_BSD.dtype) - 1.0)  # (5)
+        f_BSD = torch.sigmoid(self.forget(h_BSN).to(c_BSD.dtype) + 1.0)  # (6)
         return c_BSD * f_BSD + z_BSD * i_BSD  # (7)
 
     def probe(self) -> Probe:

@@ -67,12 +67,8 @@ class LSTMConfig(ModelConfig):
         return replace(total, embedding_parameters=embedding)
 
 
-HAS_BFLOAT16 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-"""Whether this CPU has torch's LSTM in bfloat16. One without computes this layer in float32 under autocast."""
-
-
 class LSTMLayer(nn.Module):
-    """One layer over the tokens of a block."""
+    """One layer over the tokens of a block, in float32 under autocast too: in bfloat16 its cell would lose small additions."""
 
     def __init__(self, config: LSTMConfig):
         super().__init__()
@@ -83,8 +79,9 @@ class LSTMLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
-        if x_BnD.device.type == "cpu" and not HAS_BFLOAT16 and torch.is_autocast_enabled("cpu"):
-            with torch.autocast("cpu", enabled=False):
+        device = x_BnD.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
                 return self.forward(x_BnD.to(next(self.lstm.parameters()).dtype), state_B2D)
         h_1BD, c_1BD = (part[None].contiguous() for part in self.before(state_B2D).to(x_BnD.dtype).unbind(1))
         x_BnD, (h_1BD, c_1BD) = self.lstm(x_BnD, (h_1BD, c_1BD))

@@ -8,6 +8,7 @@ import torch
 from recur_models import LSTMConfig, ModelConfig, RecConfig, RecurrentModel, SlideConfig
 from recur_models.gates import FixedGate, LSTMGate
 from recur_models.health import Health, watch
+from recur_models.lstm import LSTMLayer
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_models import build, tokens
@@ -107,7 +108,7 @@ def test_watching_changes_nothing() -> None:
         assert torch.equal(watched, model(tokens(2, 8))[0])
 
 
-def test_a_slow_gate_moves_its_states_under_bfloat16_too() -> None:
+def test_a_slow_fixed_gate_moves_its_states_under_bfloat16_too() -> None:
     torch.manual_seed(0)
     gate, moved = FixedGate(4, 8, "meliad", False), {}
     torch.nn.init.constant_(gate.bias, 6.5)  # g = 0.9985, which bfloat16 rounds to 1
@@ -121,6 +122,40 @@ def test_a_slow_gate_moves_its_states_under_bfloat16_too() -> None:
         moved[enabled] = states_BSD
     torch.testing.assert_close(moved[True], moved[False], rtol=0.02, atol=0.02)
     assert moved[True].abs().max() > 0.1
+
+
+def test_a_slow_lstm_gate_forgets_and_learns_under_bfloat16_too() -> None:
+    torch.manual_seed(0)
+    gate = LSTMGate(4, 8, "meliad", False)
+    torch.nn.init.constant_(gate.forget.bias, 5.5)  # f = 0.9985, which bfloat16 rounds to 1
+    h_BSN = torch.zeros(1, 2, 4)
+    left, gradients = {}, {}
+    for enabled in (False, True):
+        states_BSD = torch.ones(1, 2, 8)
+        gate.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            for _ in range(200):
+                states_BSD = gate(states_BSD, h_BSN)
+        states_BSD.sum().backward()
+        left[enabled] = states_BSD.detach()
+        gradients[enabled] = gate.forget.bias.grad.clone()
+    torch.testing.assert_close(left[True], left[False], rtol=0.02, atol=0.02)
+    assert left[True].max() < 0.9 and gradients[True].min() > 0.5 * gradients[False].min() > 0
+
+
+def test_the_lstms_cell_keeps_small_additions_under_bfloat16_too() -> None:
+    layer = LSTMLayer(LSTMConfig(layers=1, d_model=8, window=4, dropout=0.0))
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    input_gate, forget_gate, candidate, _ = layer.lstm.bias_ih_l0.data.chunk(4)
+    input_gate.fill_(-5.0)
+    forget_gate.fill_(20.0)
+    candidate.fill_(0.2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        _, state_B2D = layer(torch.zeros(1, 1024, 8), torch.ones(1, 2, 8))
+    added = 1024 * torch.sigmoid(torch.tensor(-5.0)) * torch.tanh(torch.tensor(0.2))
+    assert added > 1, "one by one, bfloat16 would add none of it"
+    torch.testing.assert_close(state_B2D[:, 1], torch.full((1, 8), 1 + float(added)), rtol=1e-3, atol=0)
 
 
 def test_the_change_of_an_lstms_states_is_against_those_before() -> None:
