@@ -199,13 +199,20 @@ def _ledger(folder: Place, index: int) -> Place:
     return folder / "ledger" / f"part-{index:05d}.json"
 
 
-def check_own(folder: Place) -> None:
-    """Raises StoreError if the folder of a split that is not prepared yet holds a file that no preparation wrote."""
-    if (folder / "manifest.json").exists() or (folder / "ledger").is_dir():
+def is_begun(folder: Place) -> bool:
+    """Whether a preparation has written to a split's folder."""
+    return (folder / "manifest.json").exists() or (folder / "ledger").is_dir()
+
+
+def check_own(folder: Place, overwrite: bool) -> None:
+    """Raises StoreError if a split's folder holds a file that no preparation wrote, unless the split is finished and stays."""
+    if (folder / "manifest.json").exists() and not overwrite:
         return
     strange = next((file.name for file in folder.list() if not _is_own(file.name)), None)
     if strange is not None:
-        raise StoreError(f"{folder} holds {strange}, which no preparation wrote: give --store another place")
+        raise StoreError(
+            f"{folder} holds {strange}, which no preparation wrote: move it elsewhere, or give --store another place"
+        )
 
 
 def _is_own(name: str) -> bool:

@@ -137,7 +137,7 @@ def test_kill_and_resume(make_config, tmp_path: Path, parts: int) -> None:
     entries = [path.parents[1] / f"{path.stem}.arrow" for path in folder.parent.glob("*/ledger/*.json")]
     committed = {path: path.stat().st_mtime_ns for path in entries}
     assert len(committed) >= parts
-    (folder / "part-00009.arrow.123.tmp").write_bytes(b"left over")
+    (folder / "part-00009.arrow.123.0a1b2c3d.tmp").write_bytes(b"left over")
     prepare(make_config())
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in committed.items())  # taken over, not made again
     assert contents(make_config().folder) == contents(whole.folder)
@@ -254,11 +254,22 @@ def test_a_split_s_folder_with_files_of_the_user_is_refused(make_config, tmp_pat
         shutil.copytree(source, split)
     config = replace(make_config(store=str(tmp_path / "data")), corpus=Text(source=str(source)))
     reason = (
-        "is where" if linked else r"text/train holds part-0000\d\.txt, which no preparation wrote: give --store another"
+        "is where" if linked else r"text/train holds part-0000\d\.txt, which no preparation wrote: move it elsewhere"
     )
     with pytest.raises(StoreError, match=reason):
         prepare(config)
     assert len(list(split.iterdir())) == len(list(source.iterdir())) == 3
+
+
+def test_a_note_in_a_finished_split_s_folder_is_not_overwritten(make_config, tmp_path: Path) -> None:
+    config = make_config()
+    prepare(config)
+    note = config.folder / "train" / "note.md"
+    note.write_text("mine")
+    prepare(config)  # already prepared
+    with pytest.raises(StoreError, match=r"train holds note\.md, which no preparation wrote: move it elsewhere"):
+        prepare(replace(config, overwrite=True))
+    assert note.read_text() == "mine" and (note.parent / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("within", ["", "train"])
