@@ -183,10 +183,12 @@ class Watch(NotKept, tune.Callback, Stopper):
         ours = self._sweep.trials[str(trial)]
         if ours.over:
             return
-        values = {field: trial.config[field] for field in self._sweep.fields}
-        if values != ours.values:
+        if trial.checkpoint:
+            values = {field: trial.config[field] for field in self._sweep.fields}
             source, step = pointer_of(trial.checkpoint)
-            self._record.exploit(ours, values, source, step)
+            known = {"step": step, "from": source, "values": values} in ours.exploited
+            if values != ours.values or (source != ours.id and not known):
+                self._record.exploit(ours, values, source, step)
         self._record.begin(ours)
 
     def on_trial_result(

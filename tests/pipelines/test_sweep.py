@@ -39,6 +39,9 @@ from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
 from tests.small_corpus import contents
 from tests.small_runs import TINY
+from pipelines.sweeps.trial import POINTER
+from pipelines.sweeps.trial_loop import outcome_of
+from pipelines.sweeps.tuner import Keys, Watch
 from tests.tune_spaces.test_named import OWN
 from tune_spaces.drawing import Searcher, fields
 
@@ -270,6 +273,47 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
+class TuneTrial:
+    """What Tune passes of a trial when it starts one: its name, its config, and the checkpoint that it continues from."""
+
+    def __init__(self, trial: Trial, folder: Path) -> None:
+        self.config = trial.values
+        self.checkpoint = ray_tune.Checkpoint(str(folder))
+        self._name = trial.id
+
+    def __str__(self) -> str:
+        return self._name
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_an_exploit_that_draws_the_same_values_again_is_recorded_once(here: Make, tmp_path: Path) -> None:
+    sweep = here(*PBT).sweep
+    better, worse = list(sweep.trials.values())[:2]
+    pointer = tmp_path / "pointer"
+    pointer.mkdir()
+    (pointer / POINTER).write_text(json.dumps({"trial": better.id, "step": 5}))
+    record = SweepRecord(sweep)
+    watch = Watch(record, Stop(sweep.run.place), TrialCapacity(sweep.config), Keys())
+    for trial in (better, worse):
+        record.add(trial, 5, 2.0, "CONTINUE")
+        watch.on_trial_start(0, [], TuneTrial(trial, pointer))
+    assert better.best and not better.exploited
+    copied = [{"step": 5, "from": better.id, "values": worse.values}]
+    assert worse.exploited == copied and worse.best is None, "its value is of weights that it no longer has"
+    record.add(worse, 10, 1.0, "CONTINUE")
+    watch.on_trial_start(1, [], TuneTrial(worse, pointer))  # its actor died, and starts again from the same checkpoint
+    assert worse.exploited == copied and worse.best
+    assert SweepRecord(here(*PBT).sweep).sweep.trials[worse.id].exploited == copied
+
+
+@pytest.mark.parametrize(
+    "error", [MissingSplit("gone"), StoreError("damaged"), PlaceError("no bucket"), SaveError("full")]
+)
+def test_a_trial_whose_surroundings_fail_is_trained_again(error: UserError) -> None:
+    assert outcome_of(error) == "retryable" and outcome_of(UserError("its config")) == "failed"
+
+
     words = ("optim.lr=1e-7,1e-6,3e-3", "--search", "grid", "--rung-tokens", "640", *PAUSING)
     path = "ray.tune.schedulers:HyperBandScheduler(reduction_factor=2)"
     brackets = (*words, "--baseline", "no", "--scheduler", path)
