@@ -26,6 +26,7 @@ from typing import Any
 from common.errors import UserError
 from common.files import write_atomically
 from common.lock import LOCK
+from common.places import staged_for
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig, flatten, to_json
@@ -100,7 +101,8 @@ class Sweep:
         path = self.folder / "sweep.json"
         fetch_sweep(self.run, "results.jsonl", "budget.json", "registered.json")
         if not path.exists():
-            if any(file.name != LOCK for file in self.run.place.list()):
+            others = (file.name for file in self.run.place.list() if file.name != LOCK)
+            if any(staged_for(name) != path.name for name in others):  # a kill may leave sweep.json half-written
                 raise UserError(f"{self.shown} holds something else than a sweep: choose another --run")
             return False
         try:

@@ -688,6 +688,10 @@ def test_a_folder_of_something_else_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
     with pytest.raises(
         UserError, match=r"^[^(]*sweep\.json was written by another version of Throughline: choose another --run"
+    killed = tmp_path / "runs" / "killed"
+    killed.mkdir()
+    Path((Place.parse(killed) / "sweep.json").staged().path).write_text("{")  # killed while it wrote its plan
+    assert here("lr", name="killed").sweep.trials
     ):
         here("lr")
     assert Trial("000", {}).described() == "the preset"
