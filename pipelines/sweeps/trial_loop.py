@@ -18,6 +18,8 @@ import torch
 from common.errors import UserError
 from common.lock import Locked
 from common.places import Place
+from common.uris import PlaceError
+from data_prep.manifest import StoreError
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig
@@ -137,8 +139,11 @@ def ended_as(outcome: str, said: str) -> dict[str, Any]:
 
 
 def outcome_of(error: UserError) -> Outcome:
-    """A trial's outcome after a user's error: retryable if its config is not to blame, else failed."""
-    return "retryable" if isinstance(error, (SaveError, TrackingError, Locked)) else "failed"
+    """A trial's outcome after a user's error: retryable if its config is not to blame, else failed.
+
+    The stores were there when the sweep began.
+    """
+    return "retryable" if isinstance(error, (SaveError, TrackingError, Locked, StoreError, PlaceError)) else "failed"
 
 
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:

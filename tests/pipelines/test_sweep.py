@@ -17,10 +17,14 @@ from ray import tune as ray_tune
 from ray.tune.stopper import NoopStopper, Stopper
 
 from common.errors import UserError
+from common.places import Place
+from common.uris import PlaceError
+from data_prep.manifest import MissingSplit, StoreError
 from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_file import presets_with
+from pipelines.checkpoints.saving import SaveError
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import to_json
 from pipelines.prepare import PrepareConfig, prepare
@@ -35,13 +39,13 @@ from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, conclude, run_trials
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
+from pipelines.sweeps.trial import POINTER
+from pipelines.sweeps.trial_loop import outcome_of
+from pipelines.sweeps.tuner import Keys, Watch
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
 from tests.small_corpus import contents
 from tests.small_runs import TINY
-from pipelines.sweeps.trial import POINTER
-from pipelines.sweeps.trial_loop import outcome_of
-from pipelines.sweeps.tuner import Keys, Watch
 from tests.tune_spaces.test_named import OWN
 from tune_spaces.drawing import Searcher, fields
 
@@ -269,10 +273,6 @@ def test_a_population_exploits_and_resumes_from_its_newest_checkpoints(
     assert all(steps == sorted(set(steps)) for steps in told.values())
 
 
-@pytest.mark.ray
-@pytest.mark.long
-@pytest.mark.usefixtures("ray_session")
-def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
 class TuneTrial:
     """What Tune passes of a trial when it starts one: its name, its config, and the checkpoint that it continues from."""
 
@@ -314,6 +314,10 @@ def test_a_trial_whose_surroundings_fail_is_trained_again(error: UserError) -> N
     assert outcome_of(error) == "retryable" and outcome_of(UserError("its config")) == "failed"
 
 
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.usefixtures("ray_session")
+def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
     words = ("optim.lr=1e-7,1e-6,3e-3", "--search", "grid", "--rung-tokens", "640", *PAUSING)
     path = "ray.tune.schedulers:HyperBandScheduler(reduction_factor=2)"
     brackets = (*words, "--baseline", "no", "--scheduler", path)
@@ -684,14 +688,14 @@ def test_a_folder_of_something_else_is_refused(
     (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="other holds something else than a sweep"):
         here("lr", name="other")
-    path = tmp_path / "runs" / "sweep" / "sweep.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
-    with pytest.raises(
-        UserError, match=r"^[^(]*sweep\.json was written by another version of Throughline: choose another --run"
     killed = tmp_path / "runs" / "killed"
     killed.mkdir()
     Path((Place.parse(killed) / "sweep.json").staged().path).write_text("{")  # killed while it wrote its plan
     assert here("lr", name="killed").sweep.trials
+    path = tmp_path / "runs" / "sweep" / "sweep.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
+    with pytest.raises(
+        UserError, match=r"^[^(]*sweep\.json was written by another version of Throughline: choose another --run"
     ):
         here("lr")
     assert Trial("000", {}).described() == "the preset"
