@@ -199,14 +199,15 @@ def _ledger(folder: Place, index: int) -> Place:
     return folder / "ledger" / f"part-{index:05d}.json"
 
 
-def is_begun(folder: Place) -> bool:
-    """Whether a preparation has written to a split's folder."""
-    return (folder / "manifest.json").exists() or (folder / "ledger").is_dir()
+def check_own(folder: Place, overwrite: bool, empty: bool) -> None:
+    """Raises StoreError if a split's folder holds a file that no preparation wrote, and is to be written or removed.
 
-
-def check_own(folder: Place, overwrite: bool) -> None:
-    """Raises StoreError if a split's folder holds a file that no preparation wrote, unless the split is finished and stays."""
-    if (folder / "manifest.json").exists() and not overwrite:
+    A finished split stays without ``overwrite``. Where the split is ``empty``, a folder stays that no preparation has begun.
+    """
+    finished = (folder / "manifest.json").exists()
+    if finished and not overwrite:
+        return
+    if empty and not finished and not (folder / "ledger").is_dir():
         return
     strange = next((file.name for file in folder.list() if not _is_own(file.name)), None)
     if strange is not None:

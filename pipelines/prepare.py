@@ -34,16 +34,7 @@ from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan
-from data_prep.sharding import (
-    Done,
-    check_own,
-    discard_split,
-    is_begun,
-    prepare_splits,
-    remove_temporary,
-    scan_splits,
-    tidy_split,
-)
+from data_prep.sharding import Done, check_own, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -182,8 +173,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     for split in empty:
         console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
 
-    for split in (*splits, *(split for split in empty if is_begun(config.place / split))):
-        check_own(config.place / split, config.overwrite)
+    for split in (*splits, *empty):
+        check_own(config.place / split, config.overwrite, split in empty)
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
         check_type(tokenizer, scans[split])
