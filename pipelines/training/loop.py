@@ -171,7 +171,7 @@ def train(
             read = schedule.tokens_before(done) - schedule.tokens_before(progress.logged)
             learned = training_metrics(world.sum(sums).flatten().tolist(), read)
             check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
-            rates = speed.metrics((done - timed) * config.tokens_per_step)
+            rates = speed.metrics(schedule.tokens_before(done) - schedule.tokens_before(timed))
             if tracker:
                 metrics = {
                     **learned,

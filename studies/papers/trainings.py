@@ -253,8 +253,11 @@ class Training:
         if self.flops_per_step(vocab_size) <= MEASURED_FLOPS:
             return 1e3 * seconds_per_step(self.config, vocab_size, TIMED_STEPS)
         records = read_records(self.folder / "metrics.jsonl")
-        rates = [rate for record in records if (rate := record.metrics.get("train/tokens_per_second"))]
-        return 1e3 * self.config.tokens_per_step / median(rates) if rates else None
+        logged = [record for record in records if "train/tokens_per_second" in record.metrics]
+        if not logged:
+            return None
+        tokens_per_step = logged[-1].metrics["train/tokens"] / logged[-1].step
+        return 1e3 * tokens_per_step / median(record.metrics["train/tokens_per_second"] for record in logged)
 
     def written_per_second(self) -> float | None:
         """Tokens that a lane writes in a second, timed now; None if the model is too large for this machine."""

@@ -36,7 +36,8 @@ from pipelines.training import loop
 from pipelines.training.optim import build_optimizer
 from pipelines.training.reading import SEGMENTS, StateMode, StateReset
 from pipelines.training.restoring import restore_lanes
-from pipelines.training.scoring import score_split
+from pipelines.training.scoring import has_states, score_split
+from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
 from recur_models import clear, health
 from tests.small_corpus import contents, words
@@ -201,6 +202,27 @@ def test_the_speed_leaves_out_saves_and_validation(train: Train) -> None:
     assert (
         len(points) == 3 and min(points) > 4 * 4 * 32 / 1.0
     )  # four steps of four lanes, in less than one of the pauses
+
+
+def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    metrics = Speed.metrics
+
+    def counting(speed: Speed, tokens: int) -> dict[str, float]:
+        counted.append(tokens)
+        return metrics(speed, tokens)
+
+    monkeypatch.setattr(Speed, "metrics", counting)
+    records = read_records(train("--steps", "8", "--log-every", "4") / "metrics.jsonl")
+    logged = [record.metrics["train/tokens"] for record in records if "train/epoch" in record.metrics]
+    assert list(itertools.accumulate(counted)) == logged
+    assert logged[-1] < 8 * 4 * 32, "documents end within blocks"
+
+
+def test_a_staircase_of_one_pass_has_no_states() -> None:
+    sizes = {"chunk": 4, "d_model": 8, "heads": 2, "layers": 1}
+    found = [has_states(StaircaseConfig(**sizes, passes=passes).build(5)) for passes in (1, 2)]
+    assert found == [False, True]
 
 
 def test_a_checkpoint_of_another_version_is_refused(train: Train) -> None:
