@@ -60,8 +60,12 @@ def bucket_of(lengths: np.ndarray, block: int) -> int:
 
 
 def has_states(model: RecurrentModel) -> bool:
-    """Whether the State holds recurrent vectors or a memory, as against cached keys and values alone."""
-    return any(kind_of(name) in RECURRENT for name in model.initial_state(0))
+    """Whether the State holds recurrent vectors or a memory, as against cached keys and values alone.
+
+    A staircase of one pass has none: its State is a tensor without elements, and a count.
+    """
+    recurrent = (tensor for name, tensor in model.initial_state(0).items() if kind_of(name) in RECURRENT)
+    return any(tensor.is_floating_point() and tensor.shape[1:].numel() > 0 for tensor in recurrent)
 
 
 def carries_states(config: ModelSettings, vocab_size: int) -> bool:

@@ -39,7 +39,7 @@ from pipelines.training.restoring import restore_lanes
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
-from recur_models import clear, health
+from recur_models import StaircaseConfig, clear, health
 from tests.small_corpus import contents, words
 from tests.small_runs import TINY
 
