@@ -676,6 +676,9 @@ def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> N
 
     words = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--run", "trial"]
     config = cli.parse_preset(PRESETS, [*TINY, *words], "").located()
+    diverging = with_fields(config, {"run": "diverging", "optim.lr": 1e38, "optim.max_grad_norm": 0.0})
+    outcome, said = train_trial(diverging, World.alone(), lambda: False)
+    assert outcome == "failed" and "lower optim.lr" in said
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     outcome, said = train_trial(missing, World.alone(), lambda: False)
     assert outcome == "failed" and "nowhere" in said
