@@ -110,7 +110,7 @@ def begin_run(
     before = str(saved["place"])
     said = ""
     if before != place.recorded and is_elsewhere(saved, start):
-        said = is_a_copy(place.recorded, before)
+        said = copy_note(place.recorded, before)
         saved = forked(saved, before, step)
     elif others:
         said = (
@@ -198,7 +198,7 @@ def changed_by_tags(tags: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix(CHANGED): tag.rpartition(" → ")[2] for key, tag in changed.items()}
 
 
-def is_a_copy(place: str, of: str) -> str:
+def copy_note(place: str, of: str) -> str:
     """The message that one recorded place is a copy of another."""
     told = "it becomes a run of its own in MLflow, which begins with the curve that was copied"
     return f"{shown(place)} is a copy of {shown(of)}: {told}"

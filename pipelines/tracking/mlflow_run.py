@@ -22,8 +22,8 @@ from pipelines.tracking.identity import (
     START,
     TAG_LENGTH,
     as_param,
+    copy_note,
     forked,
-    is_a_copy,
     save_run,
     saved_run,
     tags_of,
@@ -211,7 +211,7 @@ class MlflowRun:
         saved = saved_run(self.folder)
         place = run.data.tags.get(PLACE, saved["place"])
         save_run(self.folder, forked(saved, place, self.step))
-        print(f"note: {is_a_copy(saved['place'], place)}", file=sys.stderr, flush=True)
+        print(f"note: {copy_note(saved['place'], place)}", file=sys.stderr, flush=True)
 
     def _of_key(self, key: str) -> list[Any]:
         """The runs that were made under a key: one, or more if MLflow was too slow to answer."""
