@@ -156,8 +156,16 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
         raise UserError(
             f"{run.place / 'metrics.jsonl'} is missing or damaged: restore it, or name the run by its id in MLflow"
         )
-    read = config.get("validate_tokens")
-    made = _run(name or config["run"], model, vocab_size, tokenizer, data["corpus"], store, read, records)
+    made = _finished_run(
+        name=name or config["run"],
+        model=model,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        corpus=data["corpus"],
+        store=store,
+        validate_tokens=config.get("validate_tokens"),
+        records=records,
+    )
     return replace(
         made,
         seed=config.get("seed"),
@@ -195,12 +203,16 @@ def run_of_mlflow(run: StoredRun) -> FinishedRun:
     model = {key.removeprefix("model."): _value(value) for key, value in run.params.items() if key.startswith("model.")}
     if "name" not in model:
         raise UserError(f"the run {run.name} ({run.id}) is not one that pipelines.train has made: it has no model.name")
-    corpus = run.params.get("data.corpus", "")
-    read = _value(run.params.get("validate_tokens", "None"))
-    vocab_size = int(run.tags.get("vocab_size", 0))
-    tokenizer = run.tags.get("tokenizer_fingerprint", "")
-    store = run.tags.get("data_fingerprint", "")
-    return _run(run.name, model, vocab_size, tokenizer, corpus, store, read, run.records)
+    return _finished_run(
+        name=run.name,
+        model=model,
+        vocab_size=int(run.tags.get("vocab_size", 0)),
+        tokenizer=run.tags.get("tokenizer_fingerprint", ""),
+        corpus=run.params.get("data.corpus", ""),
+        store=run.tags.get("data_fingerprint", ""),
+        validate_tokens=_value(run.params.get("validate_tokens", "None")),
+        records=run.records,
+    )
 
 
 def _value(text: str) -> Any:
@@ -211,16 +223,18 @@ def _value(text: str) -> Any:
         return text
 
 
-def _run(
+def _finished_run(
+    *,
     name: str,
     model: dict[str, Any],
     vocab_size: int,
     tokenizer: str,
     corpus: str,
     store: str,
-    read: Any,
+    validate_tokens: Any,
     records: Sequence[Record],
 ) -> FinishedRun:
+    """The run's costs and records. ``vocab_size``: 0 where it is not known. ``validate_tokens``: 0 or None where all were read."""
     from recur_models import model_from_json  # torch: seconds, and not before there is a run
 
     trained = [record for record in records if not all(key.startswith("whole_") for key in record.metrics)]
@@ -232,7 +246,7 @@ def _run(
         parameters=cost.parameters if cost else None,
         flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,
-        text=f"{corpus}, {read:,} tokens" if read else f"{corpus}, all of it",
+        text=f"{corpus}, {validate_tokens:,} tokens" if validate_tokens else f"{corpus}, all of it",
         store=store,
         records=tuple(sorted(trained, key=lambda record: (record.step, record.time))),
         forward_flops_per_token=cost.flops_per_token if cost else None,
