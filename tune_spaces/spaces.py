@@ -34,6 +34,12 @@ class Space:
     needs: tuple[str, ...]
     """Fields that the preset must have."""
     domains: Callable[[Values], Domains]
+    preset: str = ""
+    """Preset of a sweep that names none; empty for the command's own default."""
+    search: str = ""
+    """Search of a sweep that names none; empty for the command's own default."""
+    metric: str = ""
+    """Metric of a sweep that names none; empty for the command's own default."""
 
 
 def choice(values: Sequence[Any]) -> Any:

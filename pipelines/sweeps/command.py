@@ -192,13 +192,15 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     named.add_argument("--preset", nargs="?")  # first: the preset decides which other options there are
     preset = named.parse_known_args(argv)[0].preset
-    preset = preset or ("pg19-rec-fixed-skip" if space.startswith("rec-table") else "small-rec")
+    spaces = [SPACES[part] for part in space.split("+") if part in SPACES]
+    preset = preset or next((each.preset for each in spaces if each.preset), "small-rec")
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
-    unit = "byte" if "data.store" in space or "rec-table-5" in space.split("+") else "token"
-    search = "grid" if space.startswith("rec-table") else "random"
+    usual = f"validation/bits_per_{'byte' if 'data.store' in space else 'token'}"
+    metric = next((each.metric for each in spaces if each.metric), usual)
+    search = next((each.search for each in spaces if each.search), "random")
     run = replace(PRESETS[preset], run="")
-    default = SweepConfig(space, run, preset, metric=f"validation/bits_per_{unit}", search=search)
+    default = SweepConfig(space, run, preset, metric=metric, search=search)
     config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
     options = {word[2:].partition("=")[0].replace("-", "_").replace(".no_", ".") for word in argv if word[:2] == "--"}
     config = replace(config, typed=tuple(sorted(options & config.flat.keys() - {"preset", "run"})))

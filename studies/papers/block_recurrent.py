@@ -386,11 +386,15 @@ PAPER_PRESETS = {
 }
 PRESETS = {**PAPER_PRESETS, **{f"tiny-{name}": tiny_block_recurrent(run.model) for name, run in ON_PG19.items()}}
 
+DEFAULTS = {"preset": "pg19-rec-fixed-skip", "search": "grid"}  # of a sweep over a table
+PER_BYTE = "validation/bits_per_byte"
 SPACES = {
-    "rec-table-1": over_presets("block-recurrent, Table 1: the models", presets_of(TABLE_1)),
-    "rec-table-3-window": over_presets("block-recurrent, Table 3a: windows", OF_WINDOWS),
-    "rec-table-3-states": over_presets("block-recurrent, Table 3b: states", OF_STATES),
+    "rec-table-1": over_presets("block-recurrent, Table 1: the models", presets_of(TABLE_1), **DEFAULTS),
+    "rec-table-3-window": over_presets("block-recurrent, Table 3a: windows", OF_WINDOWS, **DEFAULTS),
+    "rec-table-3-states": over_presets("block-recurrent, Table 3b: states", OF_STATES, **DEFAULTS),
     "rec-section-4.3": over_presets("block-recurrent, section 4.3: two recurrent layers", presets_of(SECTION_4_3)),
-    "rec-table-4": over_presets("block-recurrent, Table 4: scales", presets_of(TABLE_4)),
-    "rec-table-5": Space("block-recurrent, Table 5: vocabularies, a store each", (), stores),
+    "rec-table-4": over_presets("block-recurrent, Table 4: scales", presets_of(TABLE_4), **DEFAULTS),
+    "rec-table-5": Space(
+        "block-recurrent, Table 5: vocabularies, a store each", (), stores, **DEFAULTS, metric=PER_BYTE
+    ),
 }

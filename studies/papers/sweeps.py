@@ -15,9 +15,9 @@ def presets_of(table: Table) -> list[str]:
     return [run.preset for run in runs]
 
 
-def over_presets(about: str, presets: Iterable[str], default: str = "") -> Space:
+def over_presets(about: str, presets: Iterable[str], default: str = "", **defaults: str) -> Space:
     """Search space of the presets whose names begin with the corpus or task of the sweep's own preset. If there are none, their
-    names begin with ``default`` or, without it, with that of the first preset."""
+    names begin with ``default`` or, without it, with that of the first preset. ``defaults``: those of `Space`."""
     names = list(dict.fromkeys(presets))
 
     def domains(values: Values) -> Domains:
@@ -31,7 +31,7 @@ def over_presets(about: str, presets: Iterable[str], default: str = "") -> Space
         other = default or names[0].partition("-")[0]
         return {"preset": choice(found or [name for name in names if name.startswith(f"{other}-")])}
 
-    return Space(about, (), domains)
+    return Space(about, (), domains, **defaults)
 
 
 def stores(values: Values) -> Domains:

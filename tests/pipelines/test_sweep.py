@@ -613,8 +613,12 @@ def test_a_population_of_which_no_trial_is_left_out_is_none_to_refuse(here: Make
     assert len(here(*further, "--search", "grid", "--scheduler", "pbt", "--max-trials", "3").sweep.trials) == 3
 
 
-def test_vocabularies_are_compared_by_bytes_also_beside_another_space() -> None:
-    assert read_command(["rec-table-5+lr"]).metric == read_command(["rec-table-5"]).metric == "validation/bits_per_byte"
+@pytest.mark.parametrize("space", ["rec-table-5", "rec-table-5+lr", "lr+rec-table-5"])
+def test_a_space_keeps_its_defaults_beside_another(space: str) -> None:
+    """Those of rec-table-5: it compares vocabularies by bytes."""
+    config = read_command([space])
+    assert (config.preset, config.search, config.metric) == ("pg19-rec-fixed-skip", "grid", "validation/bits_per_byte")
+    assert (read_command(["lr"]).preset, read_command(["lr"]).search) == ("small-rec", "random")
 
 
 def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Path) -> None:
