@@ -86,10 +86,10 @@ class TrialLoop:
     def _train(self, config: TrainConfig, device: torch.device) -> None:
         try:
             outcome, said = train_trial(config, World.current(device), self._asked_to_stop)
-            *before, last = [[one] for one in [*self._last, *self._metrics.new()]] or [[]]
-            for metrics in before:
-                self._results.put({"metrics": metrics})
-            self._results.put({**ended_as(outcome, said), "metrics": last})
+            metrics = [*self._last, *self._metrics.new()]
+            for each in metrics[:-1]:
+                self._results.put({"metrics": [each]})
+            self._results.put({**ended_as(outcome, said), "metrics": metrics[-1:]})
         except BaseException as error:  # step() raises it
             self._results.put(error)
 
