@@ -194,13 +194,13 @@ def check_weights(plan: Plan, dry_run: bool) -> None:
 def prepare(plan: Plan, train: bool) -> None:
     """Prepare missing stores whose source is known, and print commands for the rest. Raises UserError if nothing can be read."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
-    jobs = {data: plan.place.preparing(data) for data in missing if not plan.place.is_prepared(data)}
+    jobs = {data: plan.study.preparation_job(data) for data in missing if not plan.study.is_prepared(data)}
     told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
     if train:
         asked = {data: job for data, job in jobs.items() if job not in told}
         for failed in run_jobs(list(asked.values())):
             raise UserError(f"{failed.name} failed: {failed.log} says why")
-        empty = [job for data, job in asked.items() if not plan.place.is_prepared(data)]
+        empty = [job for data, job in asked.items() if not plan.study.is_prepared(data)]
         if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
     commands = [job.shown() for job in told]
@@ -249,14 +249,14 @@ def main(argv: list[str]) -> int:
         show_costs(plan, False, config.flop_rate, at_once)
         return 0
     prepare(plan, config.train)
-    folder = plan.place.root / "tables" / config.name()
+    folder = plan.study.root / "tables" / config.name()
     failed: list[Job] = []
     if config.train:
         show_costs(plan, True, config.flop_rate, at_once)
         failed = plan.make(at_once, folder)
     results = plan.results(config.command())
     if not results.facts:  # no cell has an evaluation
-        remedy = f"see {plan.place.log(failed[0].name)}" if failed else "leave out --no-train"
+        remedy = f"see {plan.study.log(failed[0].name)}" if failed else "leave out --no-train"
         raise UserError(f"no training of {plan.name} is done below {config.root}: {remedy}")
     paths = [*results.write(folder), *plan.pages(folder)]
     print(results.title())
@@ -271,5 +271,5 @@ def main(argv: list[str]) -> int:
         print(f"  {cli.shown(path)}")
     refresh_index(folder)
     for job in failed:
-        print(f"failed: {job.name}, see {cli.shown(plan.place.log(job.name))}; the same command tries it again")
+        print(f"failed: {job.name}, see {cli.shown(plan.study.log(job.name))}; the same command tries it again")
     return 1 if failed else 0

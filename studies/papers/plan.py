@@ -1,7 +1,7 @@
 """The plan of a table: the trainings and evaluations of its cells, and their results.
 
 name, table = "block-recurrent table-1", PAPERS["block-recurrent"]["table-1"]
-plan = Plan(name, part_of(table, name, only=("Rec",)), "tiny", seeds=(0, 1), place=place)
+plan = Plan(name, part_of(table, name, only=("Rec",)), "tiny", seeds=(0, 1), study=study)
 failed = plan.make(2, folder)
 plan.results("python -m pipelines.paper …").markdown()
 """
@@ -38,7 +38,7 @@ class Plan:
     table: Table
     scale: Scale
     seeds: tuple[int, ...]
-    place: StudyFolder
+    study: StudyFolder
     rates: tuple[float, ...] = ()
     """Learning rates to choose from for each run; without any, runs have their preset's."""
 
@@ -48,22 +48,22 @@ class Plan:
         found = {}
         for key, run in row.runs.get(self.scale, {}).items():
             is_wanted = key in wanted or not wanted
-            if is_wanted and (not prepared or self.place.is_prepared(self.place.data(run.data))):
+            if is_wanted and (not prepared or self.study.is_prepared(self.study.data(run.data))):
                 found[key] = run
         return found
 
     @property
     def choice(self) -> Rates:
         """How each run's learning rate is chosen: with the first seed."""
-        return Rates(self.place, self.seeds[0], self.rates)
+        return Rates(self.study, self.seeds[0], self.rates)
 
     def trainings(self, prepared: bool = True) -> list[Training]:
         """The trainings, each once, seed by seed: the first seed at all rates, the others at the chosen rate."""
         runs = [run for row in self.table.rows for run in self.runs_of(row, prepared).values()]
         first, *others = self.seeds
-        made = [self.place.training(each, first) for run in runs for each in self.choice.runs(run)]
+        made = [self.study.training(each, first) for run in runs for each in self.choice.runs(run)]
         chosen = [self.choice.chosen(run) for run in runs] if others else []
-        made += [self.place.training(run, seed) for seed in others for run in chosen]
+        made += [self.study.training(run, seed) for seed in others for run in chosen]
         return list({training.name: training for training in made}.values())
 
     def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
@@ -77,7 +77,7 @@ class Plan:
                     key = column.of or next(iter(runs), "")
                     run = runs.get(key)
                     if run:
-                        yield row, self.scored(column, key), run, self.place.training(run, seed)
+                        yield row, self.scored(column, key), run, self.study.training(run, seed)
 
     def scored(self, column: Column, key: str) -> Column:
         """The column; one that names no run, such as a time, takes the split of the first column of the run ``key``."""
@@ -87,9 +87,9 @@ class Plan:
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate, compare and continue what is missing; reports go into ``folder``. Returns the jobs that failed."""
         failed = self.train(at_once)
-        run_jobs(self.evaluating(), at_once, self.place.record)
-        reading = [*self.comparing(folder), *self.continuing(folder)]
-        return [*failed, *self.evaluating(), *run_jobs(reading, 1, self.place.record)]
+        run_jobs(self.evaluation_jobs(), at_once, self.study.record)
+        reading = [*self.comparison_jobs(folder), *self.continuation_jobs(folder)]
+        return [*failed, *self.evaluation_jobs(), *run_jobs(reading, 1, self.study.record)]
 
     def train(self, at_once: int) -> list[Job]:
         """Train what is missing, the first seed before the others. Returns the jobs that failed."""
@@ -99,13 +99,13 @@ class Plan:
             failed += run_jobs([job for job in jobs if job not in failed], at_once)
         return failed
 
-    def evaluating(self) -> list[Job]:
+    def evaluation_jobs(self) -> list[Job]:
         """The missing evaluations of finished trainings, each once. One that is still missing after it was run has failed."""
         cells = [(column, run.read, training) for _, column, run, training in self.cells() if training.is_done()]
-        jobs = {training.evaluating(read, column.split): None for column, read, training in cells}
-        return [job for job in jobs if not self.place.record.is_current(job)]
+        jobs = {training.evaluation_job(read, column.split): None for column, read, training in cells}
+        return [job for job in jobs if not self.study.record.is_current(job)]
 
-    def comparing(self, folder: Path) -> list[Job]:
+    def comparison_jobs(self, folder: Path) -> list[Job]:
         """The comparison of the table's two models token by token, each with its row's first seed and column."""
         first: dict[str, Training] = {}
         for row, _, _, training in self.cells():
@@ -115,7 +115,7 @@ class Plan:
             return []
         return [self.reading("tokens", compared, self.table.token_words, folder)]
 
-    def continuing(self, folder: Path) -> list[Job]:
+    def continuation_jobs(self, folder: Path) -> list[Job]:
         """The continuation of passages with the model of the table's first row and first seed."""
         training = next((training for *_, training in self.cells()), None)
         if not self.table.continued or training is None or not training.is_done():
@@ -131,9 +131,9 @@ class Plan:
         made = folder / module
         words = (*words, "--split", split)
         tracking = tracking_words(first.config.tracking)
-        where = (*models, "--store", str(first.place.store(first.data)), "--output", str(made), *tracking)
+        where = (*models, "--store", str(first.study.store(first.data)), "--output", str(made), *tracking)
         name = f"{module} {self.name}"
-        return Job(name, module, words, tuple(reads), (made,), where, self.place.log(name))
+        return Job(name, module, words, tuple(reads), (made,), where, self.study.log(name))
 
     def results(self, command: str) -> Results:
         """The metrics of everything that is evaluated."""
@@ -184,7 +184,7 @@ class Plan:
             if training.lacks_best():
                 facts.append(f"{training.name} was never validated: its newest checkpoint is scored")
         facts += self.choice.facts([run for row in self.table.rows for run in self.runs_of(row).values()])
-        if self.place.set.get("model.pretrained") == UNTRAINED:
+        if self.study.set.get("model.pretrained") == UNTRAINED:
             facts.append("the weights began untrained, the paper's pretrained: the two do not compare")
         if any(column.metric in TIMES for column in self.table.columns):
             facts.append("times, where a step is small: of one thread, timed when this was written")
@@ -203,7 +203,7 @@ class Plan:
         return [*made, *(page for page in pages if page.exists())]
 
     def passages(self, folder: Path) -> list[Passage]:
-        """The passages that `continuing` has written. Raises UserError if their file is damaged."""
+        """The passages that `continuation_jobs` has written. Raises UserError if their file is damaged."""
         return read_continuations(folder / "continuations") if self.table.continued else []
 
 

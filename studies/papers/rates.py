@@ -22,7 +22,7 @@ FIELD = "optim.lr"
 class Rates:
     """The rates that are tried; with none, every run has its own."""
 
-    place: StudyFolder
+    study: StudyFolder
     seed: int
     """The seed of the trainings that decide."""
     tried: tuple[float, ...] = ()
@@ -40,7 +40,7 @@ class Rates:
 
     def trained(self, run: Run) -> list[Run]:
         """The run at those rates at which it is trained, the best on validation first."""
-        trainings = [(self.place.training(each, self.seed), each) for each in self.runs(run)]
+        trainings = [(self.study.training(each, self.seed), each) for each in self.runs(run)]
         scored = [(training.validated(errors=False), each) for training, each in trainings if training.is_done()]
         return [each for _, each in sorted(scored, key=lambda pair: pair[0])]
 
@@ -52,7 +52,7 @@ class Rates:
         """Sentences on which rates were chosen, and on runs that were not trained at all of them."""
         if not self.tried:
             return []
-        trainings = {self.place.training(run, self.seed).name: run for run in runs}
+        trainings = {self.study.training(run, self.seed).name: run for run in runs}
         trained = [(run, self.trained(run)) for run in trainings.values()]
         counts = Counter(self.own(found[0]) for _, found in trained if found)
         named = ", ".join(f"{rate:g} in {counts[rate]}" for rate in self.tried)

@@ -3,7 +3,7 @@
     place = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
     training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
     failed = run_jobs([training.job()], at_once=2)               # as `pipelines.train` on the command line: it resumes where it was
-    failed = run_jobs([training.evaluating({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
+    failed = run_jobs([training.evaluation_job({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
     training.evaluation({}, "test")                         # and read
 
 Nothing here depends on a table or a paper: benchmarks use it too.
@@ -100,7 +100,7 @@ class StudyFolder:
     def is_prepared(self, data: Data) -> bool:
         return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
 
-    def preparing(self, data: Data) -> Job:
+    def preparation_job(self, data: Data) -> Job:
         """The command that prepares ``data``. FOLDER stands for a source that must be given, FILE for metadata."""
         needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
         given = self.sources.get(data.corpus, "FOLDER" if needs else "")
@@ -145,7 +145,7 @@ class StudyFolder:
 class Training:
     """One run in a `StudyFolder`."""
 
-    place: StudyFolder
+    study: StudyFolder
     data: Data
     config: TrainConfig
     preset: str
@@ -158,12 +158,12 @@ class Training:
 
     @property
     def folder(self) -> Path:
-        return self.place.root / self.name
+        return self.study.root / self.name
 
     def job(self) -> Job:
         words = (self.preset, *options(self.config, PRESETS[self.preset]))
         name = f"train {self.name}"
-        return Job(name, "train", words, log=self.place.log(name))
+        return Job(name, "train", words, log=self.study.log(name))
 
     def is_done(self) -> bool:
         """Whether its last step is saved. Raises UserError if another run has its name."""
@@ -202,7 +202,7 @@ class Training:
         """Folder of the evaluation with these windows and overlaps (`Run.read`)."""
         windows = "".join(f"-{name}-{value}" for name, value in read.items())
         of_best = "-best" if self.checkpoint == "best" else ""
-        return self.place.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
+        return self.study.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
     @property
     def model(self) -> Path:
@@ -217,19 +217,19 @@ class Training:
             Path(self.config.data.store) / self.data.corpus / split / "manifest.json",
         )
 
-    def evaluating(self, read: Mapping[str, int], split: str) -> Job:
+    def evaluation_job(self, read: Mapping[str, int], split: str) -> Job:
         windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
         output = self.report(read, split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
         tracking = tracking_words(self.config.tracking)
-        where = (str(self.model), "--store", str(self.place.store(self.data)), "--output", str(output), *tracking)
+        where = (str(self.model), "--store", str(self.study.store(self.data)), "--output", str(output), *tracking)
         name = f"evaluate {output.name}"
         made = (output / "report.json",)
-        return Job(name, "evaluate", words, self.reads(split), made, where, self.place.log(name))
+        return Job(name, "evaluate", words, self.reads(split), made, where, self.study.log(name))
 
     def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
         """The finished evaluation; None if there is none, or if the weights or the text have changed since."""
-        if not self.place.record.is_current(self.evaluating(read, split)):
+        if not self.study.record.is_current(self.evaluation_job(read, split)):
             return None
         (found,) = read_report(self.report(read, split))
         return found
@@ -304,14 +304,14 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
     """Prepare missing stores, train missing runs, and score the split ``scored``, if given. Raises UserError if a command fails."""
 
     def run_all(jobs: Sequence[Job], at_once: int) -> None:
-        for failed in run_jobs(jobs, at_once, trainings[0].place.record):
+        for failed in run_jobs(jobs, at_once, trainings[0].study.record):
             raise UserError(f"{failed.name} failed: see {failed.log}")
 
-    data = {each.data: each.place for each in trainings}
-    run_all([place.preparing(of) for of, place in data.items() if not place.is_prepared(of)], 1)
+    data = {each.data: each.study for each in trainings}
+    run_all([place.preparation_job(of) for of, place in data.items() if not place.is_prepared(of)], 1)
     run_all([each.job() for each in trainings if not each.is_done()], at_once)
     if scored:
-        run_all([each.evaluating({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
+        run_all([each.evaluation_job({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
 
 
 @contextlib.contextmanager

@@ -486,7 +486,7 @@ def test_no_secret_is_written_or_printed(
     source = "pg19=s3://me:hidden@bucket"
     asked = paper.PaperConfig("block-recurrent", "table-1", scale="paper", root=tmp_path, source=(source,)).plan()
     monkeypatch.setattr(type(asked), "trainings", lambda self, prepared=True: made if not prepared else ["one"])
-    made = [asked.place.training(asked.table.rows[0].runs["paper"]["PG19 tokens"], 0)]
+    made = [asked.study.training(asked.table.rows[0].runs["paper"]["PG19 tokens"], 0)]
     paper.prepare(asked, train=False)
     said = capsys.readouterr().out
     assert "--source s3://bucket" in said and "hidden" not in said
@@ -514,19 +514,19 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
     )
     asked = paper.PaperConfig("mine", "table-1", root=tmp_path / "one", store=tmp_path / "stores").plan()
     make("one", "--only", "rec")
-    assert asked.comparing(tmp_path / "here") == []
+    assert asked.comparison_jobs(tmp_path / "here") == []
 
     def fails(jobs: Sequence[Job], *_: object) -> list[Job]:
         return [job for job in jobs if job.module == "tokens"]
 
     make("one", "--only", "slide")
-    (job,) = asked.comparing(tmp_path / "here")
+    (job,) = asked.comparison_jobs(tmp_path / "here")
     models = [json.loads((Path(word).parents[1] / "config.json").read_text())["model"]["name"] for word in job.argv[:2]]
     assert job.module == "tokens" and models == ["slide", "rec"] and "--by token" in " ".join(job.words)
     validation = replace(
         asked, table=replace(asked.table, columns=(replace(asked.table.columns[0], split="validation"),))
     )
-    (of_validation,) = validation.comparing(tmp_path / "here")
+    (of_validation,) = validation.comparison_jobs(tmp_path / "here")
     assert "--split test" in " ".join(job.words) and "--split validation" in " ".join(of_validation.words)
     monkeypatch.setattr(plan, "run_jobs", fails)
     where = ["--root", str(tmp_path / "one"), "--store", str(tmp_path / "stores"), "--flop-rate", "1e11"]

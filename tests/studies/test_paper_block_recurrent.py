@@ -46,7 +46,7 @@ def test_appendix_c_reports_test_for_pg19_and_arxiv_and_validation_for_github() 
 def test_the_step_time_needs_no_other_split_than_the_numbers_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = ("step time", "GitHub")
     config = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",), columns=columns)
-    monkeypatch.setattr(type(config.plan().place), "is_prepared", lambda self, data: True)
+    monkeypatch.setattr(type(config.plan().study), "is_prepared", lambda self, data: True)
     assert {column.split for _, column, _, _ in config.plan().cells()} == {"validation"}
     both = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",))
     scored = {(run.data.corpus, column.split) for _, column, run, _ in both.plan().cells()}
@@ -65,7 +65,7 @@ def place_of(**fields: Any) -> tuple[StudyFolder, Any]:
     """The place of a plan of Table 1, and its data of arXiv."""
     plan = paper.PaperConfig("block-recurrent", "table-1", columns=("arXiv",), only=("Slide:12L",), **fields).plan()
     (training,) = plan.trainings(prepared=False)
-    return plan.place, training.data
+    return plan.study, training.data
 
 
 def test_paper_passes_the_metadata_and_the_subject_on_to_prepare(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_paper_passes_the_metadata_and_the_subject_on_to_prepare(tmp_path: Path)
     (tmp_path / "m.json").write_text("\n".join(map(json.dumps, records)))
     given = {"source": (f"arxiv={tmp_path / 'papers'}",), "options": (f"arxiv.metadata={tmp_path / 'm.json'}",)}
     place, data = place_of(root=tmp_path, **given)
-    words = [word.replace("sentencepiece:4000", "bytes") for word in place.preparing(data).words]
+    words = [word.replace("sentencepiece:4000", "bytes") for word in place.preparation_job(data).words]
     prepare_command.main(words)
     splits = [SegmentStore.open(place.store(data), "arxiv", split) for split in SPLITS]
     ids = {document.id for split in splits for document in split.manifest.documents}
@@ -85,9 +85,9 @@ def test_paper_passes_the_metadata_and_the_subject_on_to_prepare(tmp_path: Path)
 def test_a_subject_may_be_another_or_none() -> None:
     place, data = place_of(options=("arxiv.subject=cs",))
     assert data.options == ("--subject", "cs") and place.store(data).name == "sentencepiece-4000-subject-cs"
-    assert " --subject cs --source FOLDER --metadata FILE " in " ".join(place.preparing(data).words)
+    assert " --subject cs --source FOLDER --metadata FILE " in " ".join(place.preparation_job(data).words)
     place, data = place_of(options=("arxiv.subject=",))
-    assert data.options == () and "--metadata" not in place.preparing(data).words
+    assert data.options == () and "--metadata" not in place.preparation_job(data).words
 
 
 def test_without_metadata_arxiv_is_left_out_with_the_command_that_prepares_it(

@@ -64,8 +64,8 @@ def test_a_run_that_got_worse_is_scored_where_it_was_best(
     fields = {**REC, "optim.lr": 3.0, "schedule.warmup_steps": 0, "validate_every": 2, "validate_tokens": 200}
     of_best = place.training(Run("small-rec", TEXT, fields, checkpoint="best"), 0)
     train(of_best.job().argv)
-    evaluate.main(of_best.evaluating({}, "validation").argv)
-    place.record.keep(of_best.evaluating({}, "validation"))
+    evaluate.main(of_best.evaluation_job({}, "validation").argv)
+    place.record.keep(of_best.evaluation_job({}, "validation"))
     found = of_best.evaluation({}, "validation")
     newest = replace(of_best, checkpoint="newest")
     assert found and found.step == 2 and newest.evaluation({}, "validation") is None
@@ -200,7 +200,7 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     monkeypatch.setitem(PAPERS, "mine", {"table-3": replace(GPT2["table-3"], rows=(row,), continued=short)})
     config = paper.PaperConfig("mine", "table-3", root=tmp_path / "runs", store=tmp_path / "stores")
     asked, folder = config.plan(), tmp_path / "runs/tables/mine-table-3-tiny"
-    assert asked.continuing(folder) == [] and asked.pages(folder) == []
+    assert asked.continuation_jobs(folder) == [] and asked.pages(folder) == []
 
     def run_here(asked: Sequence[Job], at_once: int, record: JobRecord | None = None) -> list[Job]:
         with redirect_stdout(io.StringIO()):  # a job's output goes to its log
@@ -216,7 +216,7 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     printed = capsys.readouterr().out
     report = json.loads((folder / "continuations/continuations.json").read_text())
     (training,) = asked.trainings()
-    (job,) = replace(asked, seeds=(0, 1)).continuing(folder)
+    (job,) = replace(asked, seeds=(0, 1)).continuation_jobs(folder)
     assert (job.module, job.argv[0]) == ("continuations", str(training.model))
     assert report["title"].startswith(f"{training.name}, step {training.scored().step}, on text/validation")  # pyrefly: ignore
     assert len(report["passages"]) == 4
