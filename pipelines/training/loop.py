@@ -29,7 +29,14 @@ from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
 from pipelines.training.precision import FLOAT32, Precision, autocast_to
-from pipelines.training.restoring import digest_lanes, lanes_unchanged, random_state, restore_lanes, restore_optimizer
+from pipelines.training.restoring import (
+    digest_lanes,
+    lanes_unchanged,
+    random_state,
+    restore_lanes,
+    restore_optimizer,
+    seed_dropout,
+)
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
 from pipelines.training.train_state import TrainState
@@ -98,7 +105,7 @@ def train(
     model.recompute = config.recompute
     compile_model(model, config.compile)
     optimizer = build_optimizer(model, config.optim)
-    torch.manual_seed((config.seed * 1_000_003 + world.rank + 1) % (1 << 64))
+    seed_dropout(config.seed, world)
 
     # Lanes and progress: as the checkpoint has them
     state = model.initial_state(lanes)

@@ -100,6 +100,11 @@ def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
     return torch.tensor(digests, dtype=torch.int64)
 
 
+def seed_dropout(seed: int, world: World, step: int = 0) -> None:
+    """Seed torch's generators for dropout, differently on each process; ``step``: the one from which lanes have new owners."""
+    torch.manual_seed((seed * 1_000_003 + step * 1_009 + world.rank + 1) % (1 << 64))
+
+
 def random_state(world: World) -> dict[str, torch.Tensor]:
     """The state of the generators that dropout draws from."""
     states = {"rng/cpu": torch.get_rng_state()}
@@ -122,7 +127,7 @@ def restore_lanes(
         return None
     state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
     if own is None or resume.meta["world"] != world.size:  # among another number, one may have owned the same lanes
-        torch.manual_seed((config.seed * 1_000_003 + resume.step * 1_009 + world.rank + 1) % (1 << 64))
+        seed_dropout(config.seed, world, resume.step)
         return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
     torch.set_rng_state(own["rng/cpu"])
     if world.device.type == "cuda" and "rng/cuda" in own:
