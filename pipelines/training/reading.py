@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -240,15 +240,23 @@ class DocumentPass:
         sizes = {"lanes": shard.lanes, "segment_length": shard.segment_length, "block": model.block}
         schedule = EvaluationLanes(shard.lengths, **sizes, aligned=shard.clearing != "nothing")
         first, kept, state = self.saved(shard)
-        how: dict[str, Any] = {"clearing": shard.clearing, "where": shard.where, "hidden": self.hidden, "begin": first}
-        how["autocast"] = autocast_to(self.precision, device)
-        if first:
-            how["state"] = {name: tensor.to(device) for name, tensor in state.items()}
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved = time.monotonic()
         pause = SAVE_SECONDS
         with self.sink(shard, kept) as add:
-            segments = read_segments(model, shard.store, schedule, (0, schedule.lanes), device, **how)
+            segments = read_segments(
+                model,
+                shard.store,
+                schedule,
+                (0, schedule.lanes),
+                device,
+                clearing=shard.clearing,
+                where=shard.where,
+                autocast=autocast_to(self.precision, device),
+                begin=first,
+                state={name: tensor.to(device) for name, tensor in state.items()} if first else None,
+                hidden=self.hidden,
+            )
             for step, segment in enumerate(segments, first + 1):
                 add(segment)
                 over = step == schedule.steps

@@ -226,8 +226,10 @@ def score_split(
     sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // bucket)))
     model.eval()
     own = world.lanes(schedule.lanes)
-    how: dict[str, Any] = {"clearing": clearing, "where": where, "autocast": autocast}
-    for segment in read_segments(model, store, schedule, own, world.device, **how):
+    segments = read_segments(
+        model, store, schedule, own, world.device, clearing=clearing, where=where, autocast=autocast
+    )
+    for segment in segments:
         add_to(sums_3P, segment, bucket)
         progress()
     model.train(was_training)
