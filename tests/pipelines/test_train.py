@@ -681,7 +681,7 @@ def test_a_trial_fails_for_a_users_error_alone(store: Path, tmp_path: Path) -> N
     assert outcome == "failed" and "lower optim.lr" in said
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     outcome, said = train_trial(missing, World.alone(), lambda: False)
-    assert outcome == "failed" and "nowhere" in said
+    assert outcome == "retryable" and "nowhere" in said
     (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         train_trial(config, World.alone(), lambda: False)
