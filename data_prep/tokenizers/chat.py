@@ -10,11 +10,13 @@ are text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import UserError
 from common.model_folder import eos_token_ids, read_json, read_text
 
 CHAT_FILE = "chat.json"
@@ -57,7 +59,8 @@ def read_chat(folder: Path, ids: Mapping[str, int]) -> Chat | None:
         return None
     config = read_json(folder / "tokenizer_config.json")
     named = {**read_json(folder / "special_tokens_map.json"), **config}
-    tokens = {name: _content(named[name]) for name in TOKENS if named.get(name)}
+    with _in_transformers_form(folder):
+        tokens = {name: _content(named[name]) for name in TOKENS if named.get(name)}
     # transformers adds others, which no text has
     special = {name: token for name, token in tokens.items() if token in ids}
     ends = eos_token_ids(folder)
@@ -71,12 +74,27 @@ def read_template(folder: Path) -> str | dict[str, str]:
     templates: dict[str, str] = {}
     for file in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         found = read_json(file).get("chat_template") or {}
-        named = {each["name"]: each["template"] for each in found} if isinstance(found, list) else found
-        templates |= {"default": named} if isinstance(named, str) else named
+        with _in_transformers_form(folder):
+            named = {each["name"]: each["template"] for each in found} if isinstance(found, list) else found
+            templates |= {"default": named} if isinstance(named, str) else named
+            if not all(isinstance(each, str) for each in templates.values()):
+                raise TypeError("a template is no text")
     for file in (folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))):
         if file.is_file():
             templates["default" if file.parent == folder else file.stem] = read_text(file)
     return templates["default"] if templates.keys() == {"default"} else templates
+
+
+@contextmanager
+def _in_transformers_form(folder: Path) -> Iterator[None]:
+    """Name the folder where what is read of it has another form than transformers writes."""
+    try:
+        yield
+    except (TypeError, KeyError) as error:
+        raise UserError(
+            f"{folder} has a chat template or special tokens of another form than transformers' ({error!r}): give it as it was "
+            "released"
+        ) from None
 
 
 def _content(token: str | dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ from data_prep.tokenizers import (
     save_tokenizer,
     tokenizer_from_spec,
 )
+from data_prep.tokenizers.chat import read_chat
 from pipelines import export, generate
 from pipelines.inference import to_transformers
 from pipelines.prepare import PrepareConfig, prepare
@@ -82,6 +83,13 @@ def prepared(folder: Path, make_config: Callable[..., PrepareConfig]) -> str:
     config = replace(make_config(), tokenizer=str(folder), splits=("train",))
     prepare(config)
     return config.store
+
+
+@pytest.mark.parametrize("token", [7, {"lstrip": False}])
+def test_a_special_token_of_another_form_is_one_sentence(token: object, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x", "bos_token": token}))
+    with pytest.raises(UserError, match="has a chat template or special tokens of another form than transformers'"):
+        read_chat(tmp_path, {})
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-rec"])

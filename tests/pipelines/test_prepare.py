@@ -307,6 +307,14 @@ def test_a_damaged_chat_template_is_refused_before_anything_is_written(make_conf
     other = make_config(tokenizer=str(tmp_path / "model" / "spm.model"), store=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"tokenizer_config\.json is not JSON"):
         prepare(other)
+    for odd in (
+        {"chat_template": 7},
+        {"chat_template": ["x"]},
+        {"chat_template": [{"template": "x"}]},
+    ):
+        (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(odd))
+        with pytest.raises(UserError, match="/model has a chat template or special tokens of another form than"):
+            prepare(other)
     assert not list(Path(other.store).rglob("*.arrow"))
 
 
