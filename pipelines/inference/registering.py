@@ -17,6 +17,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from common.errors import UserError
 from common.files import write_atomically
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
@@ -53,6 +54,11 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
     winner = json.loads((folder / "best.json").read_text("utf-8"))
+    match winner:
+        case {"trial": str(trial), "step": int()} if trial.isdigit():
+            pass
+        case _:
+            raise UserError(f"{folder / 'best.json'} is damaged: rerun the sweep's command, which writes it again")
     done = folder / "registered.json"
     exported = folder / ".exported"
     trial = RunFolder(sweep.place / f"trials/{winner['trial']}", trains=True)

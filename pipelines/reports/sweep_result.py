@@ -85,13 +85,15 @@ def read_trial(path: Path | Place, metric: str) -> Trial:
         trial = Trial(**saved)
         trial.best = _metric(trial.best, metric)
         trial.last = _metric(trial.last, metric)
-    except (TypeError, KeyError) as error:
+        if not (isinstance(trial.id, str) and isinstance(trial.steps, int)):
+            raise TypeError("its id or steps")
+    except (TypeError, KeyError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}): was it written by pipelines.tune?") from None
     return trial
 
 
 def _metric(saved: Any, metric: str) -> MetricPoint | None:
-    return MetricPoint(saved["step"], saved[metric]) if saved else None
+    return MetricPoint(int(saved["step"]), float(saved[metric])) if saved else None
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,13 @@ class Sweep:
             saved = json.loads(path.read_text("utf-8"))
             if saved["schema"] != SCHEMA:
                 raise UserError(f"{path} was written by another version of Throughline: choose another --run")
-            theirs = saved["identity"]
-            plan = saved["plan"]
+            theirs = dict(saved["identity"])
+            plan = {each["id"]: Trial(**each) for each in saved["plan"]}
+            if not all(name.isdigit() for name in plan):
+                raise ValueError("a trial's id is no number")
         except UserError:
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()
         for key in ours | theirs:
@@ -212,9 +214,9 @@ class Sweep:
         draws = [event for event in self.events() if event["event"] == "draw"]
         return [Draw(event["name"], event["trial"], event["values"]) for event in draws]
 
-    def _load_trials(self, plan: list[dict[str, Any]]) -> None:
+    def _load_trials(self, plan: Mapping[str, Trial]) -> None:
         """The trials of earlier starts. If a trial.json is missing or damaged, the plan and results.jsonl have its contents."""
-        known = {each["id"]: Trial(**each) for each in plan}
+        known = dict(plan)
         known |= {draw.trial: Trial(draw.trial, dict(draw.values)) for draw in self.drawn() if draw.trial}
         for path in (self.folder / "trials").glob("*/trial.json"):
             if not path.parent.name.isdigit():

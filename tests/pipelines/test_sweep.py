@@ -24,12 +24,14 @@ from pipelines import train as training
 from pipelines import tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_file import presets_with
+from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import to_json
+from pipelines.config.run import TrackingConfig, to_json
+from pipelines.inference.registering import register_winner
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.reports.sweep_result import Trial, read_sweep
+from pipelines.reports.sweep_result import Trial, read_sweep, read_trial
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import read_and_check, read_command
@@ -633,6 +635,22 @@ def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Pat
         logger.setLevel(before)
 
 
+def test_a_trial_json_with_a_value_of_another_type_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "trial.json"
+    trial = Trial("001", {}).to_json("loss")
+    for odd in ({"steps": "x"}, {"id": []}, {"best": {"step": 1, "loss": "x"}}, {"last": {"step": None, "loss": 1.0}}):
+        path.write_text(json.dumps(trial | odd))
+        with pytest.raises(UserError, match=r"trial\.json is damaged"):
+            read_trial(path, "loss")
+
+
+def test_a_damaged_best_json_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for damaged in ("{}", "[]", '{"trial": "../x", "step": 1}', '{"trial": "001"}'):
+        (tmp_path / "best.json").write_text(damaged)
+        register_winner(RunFolder.parse(tmp_path), TrackingConfig(models="best"), tmp_path, "")
+        assert "best.json is damaged: rerun the sweep's command" in capsys.readouterr().err
+
+
 def test_what_mlflow_could_not_be_told_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -697,7 +715,12 @@ def test_a_folder_of_something_else_is_refused(
     Path((Place.parse(killed) / "sweep.json").staged().path).write_text("{")  # killed while it wrote its plan
     assert here("lr", name="killed").sweep.trials
     path = tmp_path / "runs" / "sweep" / "sweep.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 0}))
+    saved = json.loads(path.read_text())
+    for odd in ({"identity": 7}, {"plan": None}, {"plan": [{}]}, {"plan": [{"id": "x", "values": {}}]}):
+        path.write_text(json.dumps(saved | odd))
+        with pytest.raises(UserError, match=r"sweep\.json is damaged \(.*\): choose another --run"):
+            here("lr")
+    path.write_text(json.dumps({**saved, "schema": 0}))
     with pytest.raises(
         UserError, match=r"^[^(]*sweep\.json was written by another version of Throughline: choose another --run"
     ):
