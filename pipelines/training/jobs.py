@@ -115,7 +115,8 @@ class JobRecord:
 
     def _fingerprints(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):  # no file yet, or a damaged one: the commands skip what is done
-            return json.loads(self.file.read_bytes())
+            kept = json.loads(self.file.read_bytes())
+            return kept if isinstance(kept, dict) else {}
         return {}
 
 

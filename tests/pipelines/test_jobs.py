@@ -128,6 +128,10 @@ def test_what_is_current_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixtur
     record.keep(job)
     assert record.is_current(job) and run_jobs([job], record=record) == {}
     assert capfd.readouterr().out == "[1/1] job: done before, and nothing has changed since\n"
+    kept = record.file.read_bytes()
+    record.file.write_atomically(b"[]")  # damaged
+    assert not record.is_current(job)
+    record.file.write_atomically(kept)
     others = [
         Job("job", "inspect", HELP, (read,), (written,), ("--moved", "there")),
         Job("job", "inspect", ("-h",), (read,), (written,), job.unhashed),
