@@ -300,9 +300,10 @@ def test_a_run_that_was_begun_elsewhere_or_made_twice_is_one(
     )
     second.finish()
     assert [run["info"]["run_id"] for run in server.runs(config.experiment)] == [first.run_id]
-    (there / "mlflow_run.json").write_text("{")
-    with pytest.raises(UserError, match=r"mlflow_run\.json is damaged \(.*\): remove it"):
-        Tracker.attach(config, there.parent, there)
+    for damaged in ("{", "[]", '{"starts": 7}', '{"params": null}', '{"changes": "x"}', "[" * 100_000):
+        (there / "mlflow_run.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"mlflow_run\.json is damaged \(.*\): remove it"):
+            Tracker.attach(config, there.parent, there)
 
 
 def test_of_a_deleted_run_a_new_one_is_made(server: Server, config: TrackingConfig, tmp_path: Path) -> None:
