@@ -118,10 +118,12 @@ def _config_of(run: RunFolder, saved: Sequence[Checkpoint]) -> dict[str, Any]:
         config = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{run.place} is not the folder of a run or a sweep: it has no config.json of one") from None
-    except ValueError:  # it is damaged
+    except (ValueError, RecursionError):  # it is damaged
         pass
-    if isinstance(config, dict) and {"model", "data"} <= config.keys():
-        return config
+    match config:
+        case {"run": str(), "model": {"name": str()}, "data": {"corpus": str(), "store": str()}}:
+            if isinstance(config.get("validate_tokens"), int | None):
+                return config
     if saved:
         return saved[0].meta["config"]
     raise UserError(f"{file} is damaged, or not that of a run: repeat the training command, which writes it again")

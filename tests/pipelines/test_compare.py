@@ -330,10 +330,20 @@ def test_bad_input_is_one_sentence(
 def test_a_damaged_config_is_read_from_the_checkpoint_and_lost_metrics_are_named(train: Callable[..., Path]) -> None:
     folder = train("--steps", "4", "--checkpoint.every", "2")
     before = finished_runs.run_of_folder(folder)
+    config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text('{"model":')
     assert finished_runs.run_of_folder(folder) == before
     (folder / "metrics.jsonl").write_text("")  # stopped before its first record
     assert finished_runs.run_of_folder(folder).name == before.name
+    for odd in (
+        {"model": 7},
+        {"model": {"name": []}},
+        {"data": None},
+        {"data": {"store": "x"}},
+        {"validate_tokens": "x"},
+    ):
+        (folder / "config.json").write_text(json.dumps(config | odd))
+        assert finished_runs.run_of_folder(folder).name == before.name, "the checkpoint's config counts"
     (folder / "metrics.jsonl").write_text("garbage")
     with pytest.raises(
         ValueError, match=r"metrics\.jsonl is missing or damaged: restore it, or name the run by its id"
