@@ -52,7 +52,7 @@ def read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         values = json.loads(read_text(file))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): give it as it was released") from None
     if not isinstance(values, dict):
         raise UserError(f"{file} holds no object: give it as it was released")

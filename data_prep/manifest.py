@@ -166,7 +166,7 @@ class Manifest:
         """Raises StoreError naming `path` where the bytes are damaged or of another schema version."""
         try:
             schema = json.loads(data)["schema"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             schema = SCHEMA
         if schema not in (SCHEMA, LABELLED_SCHEMA):
             raise StoreError(
@@ -174,7 +174,7 @@ class Manifest:
             )
         try:
             content = unseal(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path} is damaged ({error}): {REMEDY}") from None
         content.pop("schema")
         content["tokenizer"] = TokenizerInfo(**content["tokenizer"])

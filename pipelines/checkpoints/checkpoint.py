@@ -188,7 +188,7 @@ def read_meta(folder: Place) -> dict[str, Any]:
         meta = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(meta, dict) or meta.get("digest") != digest_json(meta):
         raise CheckpointError(f"{path} is damaged: its own checksum does not fit")

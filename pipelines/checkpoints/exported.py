@@ -68,7 +68,7 @@ def model_type(path: str | Path) -> str:
         return ""
     try:
         found = json.loads(Path(Place.parse(path).path, "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
 
