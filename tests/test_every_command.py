@@ -142,7 +142,7 @@ train pg19-gpt2-rec-overlap-50 --model.pretrained gpt2 --data.store runs/store
     + {PRETRAINED} --run gpt2
 evaluate runs/gpt2 --overlap 0 5 10 30 50
     + --overlap 0 2 4 --allow-other-windows {QUIET}
-prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --store runs/store
+prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000 --store runs/store
     + --overwrite
 train pg19-llama-rec-overlap-50 --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED}
