@@ -59,7 +59,7 @@ def gated_delta_rule(
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
-    chunks = Chunks.of(q.shape[1], chunk)
+    chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay, beta = (chunks.split(x) for x in (q, k, v, log_decay, beta))
     sum_BHNC = log_decay.cumsum(-1)  # b

@@ -55,7 +55,7 @@ def decayed_attention(
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
     G = q.shape[2]
-    chunks = Chunks.of(q.shape[1], chunk)
+    chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
     sum_BHNC = log_decay.cumsum(-1)  # b
     from_start, chunk_decay = decay_of_state(sum_BHNC, chunks.fresh(fresh_BK, q))

@@ -10,6 +10,7 @@ M sequences, of all lanes and blocks.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
@@ -239,9 +240,20 @@ class Chunks(NamedTuple):
     """Tokens that the last chunk has beyond the sequence's end."""
 
     @classmethod
-    def of(cls, length: int, size: int) -> Chunks:
-        """Chunks of ``size`` tokens for a sequence of ``length``; a shorter sequence is one chunk."""
+    def of(cls, length: int, size: int, fresh_BK: Tensor | None) -> Chunks:
+        """Chunks of ``size`` tokens for a sequence of ``length``; a shorter sequence is one chunk.
+
+        With several blocks (``fresh_BK``) chunks are smaller where otherwise a block would begin within one. Raises UserError if
+        the blocks cannot be equal.
+        """
         size = min(size, length)
+        blocks = 1 if fresh_BK is None else fresh_BK.shape[1]
+        if length % blocks:
+            raise UserError(
+                f"{length} tokens cannot be divided into {blocks} equal blocks, one for each entry of fresh_BK"
+            )
+        if blocks > 1:
+            size = math.gcd(size, length // blocks)
         count = -(-length // size)
         return cls(size, count, count * size - length)
 
@@ -259,10 +271,7 @@ class Chunks(NamedTuple):
         return x_BTHE[:, : x_BTHE.shape[1] - self.padding]
 
     def fresh(self, fresh_BK: Tensor | None, like_BT: Tensor) -> Tensor:
-        """Whether a document begins at each chunk: bool [B, N], False without ``fresh_BK``. ``like_BT`` gives B and the device.
-
-        A block must be a whole number of chunks, unless the sequence is a single block.
-        """
+        """Whether a document begins at each chunk: bool [B, N], False without ``fresh_BK``. ``like_BT`` gives B and the device."""
         fresh_BN = torch.zeros(len(like_BT), self.count, dtype=torch.bool, device=like_BT.device)
         if fresh_BK is not None:
             chunks_in_block = self.count // fresh_BK.shape[1]

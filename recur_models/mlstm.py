@@ -58,7 +58,7 @@ def matrix_memory(
     Returns:
         Outputs [B, T, H, V], and the state [B, H, E, V + 1] and m [B, H] after the last token, in float32 or float64.
     """
-    chunks = Chunks.of(q.shape[1], chunk)
+    chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     fresh_BN = chunks.fresh(fresh_BK, q)
     if chunks.padding:
         input_gate = nn.functional.pad(input_gate, (0, 0, 0, chunks.padding), value=NO_INPUT)

@@ -58,7 +58,7 @@ def generalised_delta_rule(
     Returns:
         Outputs [B, T, H, V] and the state after the last token [B, H, E, V], both in float32 or float64.
     """
-    chunks = Chunks.of(q.shape[1], chunk)
+    chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay, a, b = (chunks.split(x) for x in (q, k, v, log_decay, a, b))
     sum_BHNCE = log_decay.cumsum(-2)

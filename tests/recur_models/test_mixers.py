@@ -103,6 +103,50 @@ def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
     torch.testing.assert_close(after, S, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["delta", "generalised", "decayed", "memory"])
+@pytest.mark.parametrize(
+    ("length", "chunk", "blocks"), [(50, 64, 2), (48, 32, 2), (48, 64, 3), (45, 16, 5), (48, 16, 4)]
+)
+def test_a_rule_resets_where_a_block_begins_whatever_its_chunks_are(
+    rule: str, length: int, chunk: int, blocks: int
+) -> None:
+    q, k, v, log_decay, beta, state = (tensor.detach().double() for tensor in inputs(8).values())
+    log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
+
+    def made(part: slice, fresh_BK: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        given = [each[:, part] for each in (q, k, v, log_decay, beta)]
+        options: Any = {"chunk": chunk, "fresh_BK": fresh_BK}
+        if rule == "delta":
+            return gated_delta_rule(*given, state, **options)
+        if rule == "generalised":
+            a, b = -given[1], given[4][..., None] * given[1]
+            return generalised_delta_rule(*given[:3], log_decays[:, part], a, b, state, **options)
+        if rule == "decayed":
+            return decayed_attention(*given[:4], state, **options)
+        return matrix_memory(*given[:3], given[4], given[3], state, torch.zeros(B, H, dtype=q.dtype), **options)
+
+    if rule == "memory":
+        state = torch.cat([state, state[..., :1]], -1)
+    fresh_BK = torch.zeros(B, blocks, dtype=torch.bool)
+    fresh_BK[:, -1] = True
+    outputs, *after = made(slice(0, length), fresh_BK, state)
+    size = length // blocks
+    begun = torch.ones(B, 1, dtype=torch.bool)
+    before, *_ = made(slice(0, length - size), ~begun, state)
+    last, *after_last = made(slice(length - size, length), begun, state)
+    torch.testing.assert_close(outputs, torch.cat([before, last], 1), rtol=1e-9, atol=1e-9)
+    for one, other in zip(after, after_last, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_a_rule_refuses_blocks_that_are_not_equal() -> None:
+    q, k, v, log_decay, beta, state = inputs().values()
+    with pytest.raises(
+        UserError, match="50 tokens cannot be divided into 3 equal blocks, one for each entry of fresh_BK"
+    ):
+        gated_delta_rule(q, k, v, log_decay, beta, state, fresh_BK=torch.zeros(B, 3, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("chunk", [1, 16, 64])
 def test_the_generalised_delta_rule_is_the_recurrence_that_it_stands_for(chunk: int) -> None:
     """Also where all numbers of the state decay as fast as they may, to e^−39 over a chunk of 64."""
