@@ -27,8 +27,8 @@ from recur_models.protocol import State, reset
 
 MIN_LOG_DECAY = -math.exp(-0.5)
 """The least log decay of a token."""
-MAX_TOKENS = 128
-"""The most tokens of a chunk: the inverse of their decays is at most e^78."""
+MAX_TOKENS = 64
+"""The most tokens of a chunk: the inverse of their decays is at most e^39, whose products with large keys stay in float32."""
 NORM_EPS = 64e-5
 """Epsilon of the head norm, as released."""
 

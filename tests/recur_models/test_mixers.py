@@ -173,9 +173,9 @@ def test_the_generalised_delta_rule_is_the_recurrence_that_it_stands_for(chunk: 
 
 
 def test_long_chunks_of_rwkv7_are_refused() -> None:
-    MixersConfig(layers=("rwkv7",), window=256, chunk=128)
-    with pytest.raises(UserError, match=r"model\.chunk is 256, and rwkv7's decays over more than 128 tokens"):
-        MixersConfig(layers=("delta", "rwkv7"), window=256, chunk=256)
+    MixersConfig(layers=("rwkv7",), window=256, chunk=64)
+    with pytest.raises(UserError, match=r"model\.chunk is 128, and rwkv7's decays over more than 64 tokens"):
+        MixersConfig(layers=("delta", "rwkv7"), window=256, chunk=128)
 
 
 def test_the_matrix_memory_is_that_of_transformers() -> None:
