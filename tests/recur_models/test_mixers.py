@@ -182,9 +182,9 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     given = inputs(4)
     q, k, v, _, _, state = given.values()
     torch.manual_seed(5)
-    written, kept = torch.randn(B, T, H), torch.randn(B, T, H)
-    normaliser = torch.randn(B, H, E)
-    scale = torch.randn(B, H)
+    written, kept = torch.randn(B, T, H, requires_grad=True), torch.randn(B, T, H, requires_grad=True)
+    normaliser = torch.randn(B, H, E, requires_grad=True)
+    scale = torch.randn(B, H, requires_grad=True)
     joined = torch.cat([state, normaliser[..., None]], -1)
     ours, after, m = matrix_memory(
         q * E**-0.5, k, v, written, torch.nn.functional.logsigmoid(kept), joined, scale, chunk=16
@@ -203,7 +203,8 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     torch.testing.assert_close(after[..., :-1], C, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after[..., -1], n, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(m, theirs_m.flatten(1), rtol=1e-5, atol=1e-5)
-    used = {name: given[name] for name in ("q", "k", "v", "initial_state")}
+    gates = {"written": written, "kept": kept, "normaliser": normaliser, "scale": scale}
+    used = {**{name: given[name] for name in ("q", "k", "v", "initial_state")}, **gates}
     mine, others = (
         gradients((ours, after), used),
         gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used),
