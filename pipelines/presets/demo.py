@@ -92,6 +92,9 @@ MIXERS = {
     "delta-window": MixersConfig(
         layers=("delta", "delta", "window") * 2, heads=4, key_dim=48, value_dim=96, mlp_dim=640, **MIXER_SIZE
     ),
+    "mamba2-window": MixersConfig(
+        layers=("mamba2", "mamba2", "window") * 2, heads=8, key_dim=36, value_dim=64, mlp_dim=584, **MIXER_SIZE
+    ),
 }
 
 # Memory tokens, with as many parameters as small-slide. Layers read them too: 192 and 144 tokens for each block of 128.
@@ -123,7 +126,7 @@ DEMO_GROUPS = {
     "Start here (minutes on a CPU)": {"demo-*": ""},
     "Your own text (5 to 6 million parameters), one for each model": {
         "small-*": "",
-        "small-mamba2": "Mamba-2, a state-space model, in every layer",
+        "small-mamba2*": "Mamba-2, a state-space model, in every layer, or with windows in every third (-window)",
         "small-mlstm": "mLSTM, the matrix memory of xLSTM, in every layer",
         "small-retention": "retention, linear attention with fixed decays, in every layer",
         "small-rwkv7": "RWKV-7's time mixing in every layer",

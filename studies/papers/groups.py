@@ -29,7 +29,8 @@ GROUPS = {
     },
     "Today's recurrent models beside those of the papers (paper today table-1)": {
         "tiny-bytes-*": "all models with 576,000 parameters, on bytes",
-        "pg19-mixers-*": "delta, Mamba-2, mLSTM, retention and RWKV-7 on PG-19, 150M and 400M parameters",
+        "pg19-mixers-*": "the mixers and hybrids with windows on PG-19, 150M and 400M parameters",
+        "pg19-*rmt*": "memory tokens (RMT, ARMT) at the same sizes",
     },
 }
 """As `pipelines.presets.GROUPS`: patterns of names by heading."""

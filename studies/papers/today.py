@@ -91,6 +91,9 @@ ON_PG19: dict[str, ModelSettings] = {
         value_dim=192,
         mlp_dim=2640,
     ),
+    "mamba2-window": MixersConfig(
+        **LARGE, layers=("mamba2", "mamba2", "mamba2", "window") * 3, heads=32, key_dim=72, value_dim=64, mlp_dim=2088
+    ),
 }
 """Models by name, with slide's 164M parameters beside the embeddings, within 0.3 %; States have equal sizes."""
 WIDER: dict[str, Any] = {"d_model": 1536, "window": 512}
@@ -102,12 +105,28 @@ ON_PG19_400M: dict[str, ModelSettings] = {
         **WIDER, layers=("retention",) * 16, rotary=True, heads=12, key_dim=96, value_dim=192, mlp_dim=2352
     ),
     "rwkv7": MixersConfig(**WIDER, layers=("rwkv7",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2568),
+    "delta-window": MixersConfig(
+        **WIDER, layers=("delta", "delta", "delta", "window") * 4, heads=12, key_dim=96, value_dim=192, mlp_dim=2728
+    ),
+    "mamba2-window": MixersConfig(
+        **WIDER, layers=("mamba2", "mamba2", "mamba2", "window") * 4, heads=48, key_dim=72, value_dim=64, mlp_dim=1920
+    ),
 }
 """Models by name, with 400M parameters beside the embeddings, within 0.3 %."""
+LARGE_HEADS: dict[str, Any] = {**LARGE, "heads": 8, "head_dim": 128, "dropout": 0.0}
+WIDER_HEADS: dict[str, Any] = {**WIDER, "heads": 12, "head_dim": 128, "dropout": 0.0}
+MEMORY_ON_PG19: dict[str, ModelSettings] = {
+    "rmt": RMTConfig(**LARGE_HEADS, layers=12, memory_tokens=128, mlp_dim=4600),
+    "armt": ARMTConfig(**LARGE_HEADS, layers=12, memory_tokens=64, memory_dim=48, unit_keys=True, mlp_dim=4048),
+    "rmt-400M": RMTConfig(**WIDER_HEADS, layers=14, memory_tokens=128, mlp_dim=6224),
+    "armt-400M": ARMTConfig(**WIDER_HEADS, layers=14, memory_tokens=64, memory_dim=64, unit_keys=True, mlp_dim=5392),
+}
+"""Memory tokens at both sizes: as many as in the small presets for each token of a block."""
 PRESETS: dict[str, TrainConfig] = {
     **{f"tiny-bytes-{name}": tiny_run(model, BYTES, lr=RATE) for name, model in ON_BYTES.items()},
     **{f"pg19-mixers-{name}": on_pg19(model) for name, model in ON_PG19.items()},
     **{f"pg19-mixers-{name}-400M": on_pg19(model) for name, model in ON_PG19_400M.items()},
+    **{f"pg19-{name}": on_pg19(model) for name, model in MEMORY_ON_PG19.items()},
 }
 
 SMALL = "--validation 500 --test 500 --segment-length 64"
@@ -209,9 +228,8 @@ AS_ON_TASKS = {"rec-lstm-skip": "rec-lstm-dual", "xl": "transformer-xl"}
 AS_ON_NAMES = {"rec-fixed-skip": "rec-fixed", "rec-lstm-skip": "rec"}
 """Rows whose model on names has another name."""
 AT_150M = {"rec-fixed-skip": "rec-fixed-skip", "rec-lstm-skip": "rec-lstm-skip", "feedback": "feedback-fixed-skip"}
-AT_150M |= {"slide": "slide-13L", "xl": "xl-2048", "memorizing": "memorizing-64k"} | {
-    name: f"mixers-{name}" for name in ON_PG19
-}
+AT_150M |= {"slide": "slide-13L", "xl": "xl-2048", "memorizing": "memorizing-64k", "rmt": "rmt", "armt": "armt"}
+AT_150M |= {name: f"mixers-{name}" for name in ON_PG19}
 
 
 def row(name: str) -> Row:

@@ -30,6 +30,20 @@ def test_models_on_text_have_as_many_parameters() -> None:
         assert sum(parameter.numel() for parameter in model.build(VOCABULARY).parameters()) == counts[name]
 
 
+def test_each_of_todays_models_has_presets_of_all_sizes() -> None:
+    today = {"delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window", "mamba2-window", "rmt", "armt"}
+    mixers = today - {"rmt", "armt"}
+    for name in today:
+        large = f"pg19-mixers-{name}" if name in mixers else f"pg19-{name}"
+        assert {f"tiny-bytes-{name}", f"small-{name}", large, f"{large}-400M"} <= PRESETS.keys()
+
+
+def test_memory_tokens_at_large_scale_have_the_size_of_the_mixers() -> None:
+    for name in ("rmt", "armt"):
+        assert beside_embeddings(f"pg19-{name}") == pytest.approx(beside_embeddings("pg19-slide-13L"), rel=0.003)
+        assert beside_embeddings(f"pg19-{name}-400M") == pytest.approx(400_000_000, rel=0.003)
+
+
 @pytest.mark.parametrize(
     ("names", "parameters"),
     [
