@@ -114,16 +114,15 @@ def test_a_rule_resets_where_a_block_begins_whatever_its_chunks_are(
     log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
 
     def made(part: slice, fresh_BK: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        given = [each[:, part] for each in (q, k, v, log_decay, beta)]
+        qp, kp, vp, decay, write = (each[:, part] for each in (q, k, v, log_decay, beta))
         options: Any = {"chunk": chunk, "fresh_BK": fresh_BK}
         if rule == "delta":
-            return gated_delta_rule(*given, state, **options)
+            return gated_delta_rule(qp, kp, vp, decay, write, state, **options)
         if rule == "generalised":
-            a, b = -given[1], given[4][..., None] * given[1]
-            return generalised_delta_rule(*given[:3], log_decays[:, part], a, b, state, **options)
+            return generalised_delta_rule(qp, kp, vp, log_decays[:, part], -kp, write[..., None] * kp, state, **options)
         if rule == "decayed":
-            return decayed_attention(*given[:4], state, **options)
-        return matrix_memory(*given[:3], given[4], given[3], state, torch.zeros(B, H, dtype=q.dtype), **options)
+            return decayed_attention(qp, kp, vp, decay, state, **options)
+        return matrix_memory(qp, kp, vp, write, decay, state, torch.zeros(B, H, dtype=q.dtype), **options)
 
     if rule == "memory":
         state = torch.cat([state, state[..., :1]], -1)
