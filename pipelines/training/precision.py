@@ -108,7 +108,7 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype 
         return Precision("float32", "the CPU has no units for bfloat16", machine.kind)
     width = width_of(config.model, vocab_size)
     if width < MIN_WIDTH:
-        reason = f"the model's width is {width}, and bfloat16 is faster from {MIN_WIDTH} on"
+        reason = f"the model's width is {width}, and auto takes bfloat16 from {MIN_WIDTH} on"
         return Precision("float32", reason, machine.kind)
     return Precision("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}", machine.kind)
 

@@ -67,7 +67,7 @@ def test_other_devices_are_as_ever(config: TrainConfig) -> None:
 
 def test_the_reason_names_the_fastest_unit_and_the_width() -> None:
     assert decide(SMALL, 257, AMX).reason == "the CPU has amx_bf16, and the model's width is 256"
-    assert decide(DEMO, 257, AMX).reason == f"the model's width is 96, and bfloat16 is faster from {MIN_WIDTH} on"
+    assert decide(DEMO, 257, AMX).reason == f"the model's width is 96, and auto takes bfloat16 from {MIN_WIDTH} on"
     assert decide(SMALL, 257, PLAIN).reason == "the CPU has no units for bfloat16"
 
 
