@@ -34,6 +34,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from recur_models.hidden import note
 from recur_models.layers import joined
@@ -116,6 +117,26 @@ class Decoder(RecurrentModel):
             state["states"] = like.new_zeros(lanes, self.recurrence.vectors, like.shape[1])
             state["states_count"] = count_B.clone()
         return state
+
+    def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
+        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows: autocast keeps trained ones alone."""
+        cast = self.cast_frozen()
+        return functional_call(self, cast, given, named) if cast else super().forward(*given, **named)
+
+    def cast_frozen(self) -> dict[str, Tensor]:
+        """The frozen weights and biases of the layers' projections by name, in the dtype of autocast; none without autocast, or in
+        compiled code."""
+        device = self.embedding.weight.device.type
+        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+            return {}
+        dtype = torch.get_autocast_dtype(device)
+        cast = {}
+        for prefix, module in self.layers.named_modules(prefix="layers"):
+            own = dict(module.named_parameters(prefix, recurse=False))
+            if any(each.dim() > 1 for each in own.values()):  # no norm
+                frozen = {name: each for name, each in own.items() if not each.requires_grad}
+                cast |= {name: each.to(dtype) for name, each in frozen.items() if each.dtype == torch.float32}
+        return cast
 
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None

@@ -131,7 +131,8 @@ class DecoderLayer(nn.Module, ABC):
 
     def prev_share(self, from_prev: Tensor, attended: Tensor) -> Tensor:
         """h_prev's share of the energy that attention adds to the residual stream, of heads [B, H, n, E]."""
-        heads = merge_heads(torch.stack([from_prev, attended - from_prev])).to(next(self.parameters()).dtype)
+        dtype = next(each.dtype for each in self.parameters() if each.dim() > 1)
+        heads = merge_heads(torch.stack([from_prev, attended - from_prev])).to(dtype)
         with torch.autocast(heads.device.type, enabled=False):
             bias_D = self.output(torch.zeros_like(heads[0, 0, 0]))
             prev, window = (self.output(heads) - bias_D).float().square().flatten(1).mean(1)

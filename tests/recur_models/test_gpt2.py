@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.kept import kept_bytes
 from common.choices import Recompute
-from recur_models import GPT2Config, GPT2RecConfig, RecurrentModel, model_from_json
+from recur_models import GPT2Config, GPT2RecConfig, LlamaRecConfig, RecurrentModel, model_from_json
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 
@@ -187,6 +190,34 @@ def test_flops_per_token_are_the_papers(overlap: int, flops: float) -> None:
 
 def test_gpt2_small_has_its_parameters() -> None:
     assert GPT2Config().costs(50_257).parameters == 124_439_808
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of some tensors to bfloat16."""
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        super().__init__()
+        self.counts = dict.fromkeys((tensor.data_ptr() for tensor in tensors), 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cast = func is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") == torch.bfloat16
+        if cast and args[0].data_ptr() in self.counts:
+            self.counts[args[0].data_ptr()] += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("trained", ["all", "recurrence"])
+@pytest.mark.parametrize("config", [GPT2RecConfig, LlamaRecConfig])
+def test_a_projection_is_cast_once_for_all_windows(config: Any, trained: str) -> None:
+    heads = {"heads": 2, "kv_heads": 1} if config is LlamaRecConfig else {"heads": 2}
+    sizes = {**heads, "layers": 2, "d_model": 16, "mlp_dim": 32, "positions": 32, "dropout": 0.0}
+    model = config(**sizes, window=8, trained=trained).build(IDS)
+    projections = [each for each in model.layers.parameters() if each.dim() > 1]
+    expected, _ = model(text(2, 32))
+    with torch.autocast("cpu", torch.bfloat16), Casts(projections) as casts:
+        found, _ = model(text(2, 32))
+    assert list(casts.counts.values()) == [1] * len(projections)
+    torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
 
 
 def test_frozen_weights_stay_as_they_are() -> None:
