@@ -6,6 +6,7 @@ python -m pipelines.ui --root runs
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,22 @@ def main(argv: list[str]) -> None:
             f"{config.root} holds no mlflow.db: train something first, or name the --root of your runs"
         )
     check_tracking(TrackingConfig(), config.root)
+    check_port(config.port)
     at = f"http://127.0.0.1:{config.port}"
     print(
         f"MLflow on the runs below {config.root}: {at} (choose “Model training” at the left; Ctrl-C ends)", flush=True
     )
     os.execve(sys.executable, command(config.root, config.port), {**os.environ, **ENVIRONMENT})
+
+
+def check_port(port: int) -> None:
+    """Raise UserError if another program has the port: MLflow would say so in its log alone, and end with status 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UserError(f"port {port} cannot be used ({error.strerror}): give another --port") from None
 
 
 def command(root: Path, port: int) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import socket
 import sqlite3
 import sys
 import time
@@ -112,6 +113,14 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder"):
         check_tracking(TrackingConfig(uri=f"sqlite:///{tmp_path}"), tmp_path)
     assert path.read_text() == "notes on my runs"
+
+
+def test_a_port_that_another_program_has_is_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"^port {port} cannot be used \(.*\): give another --port"):
+            ui.main(["--root", str(server.folder), "--port", str(port)])
+    assert capsys.readouterr().out == ""
 
 
 @pytest.fixture
