@@ -166,6 +166,10 @@ class TrainConfig:
         initial = Place.parse(self.initial_weights).text if self.initial_weights else ""
         store = Place.parse(self.data.store).text
         root = Place.parse(self.root).text
+        if f"{root}/{self.run}/".startswith(f"{store}/"):
+            raise UserError(
+                f"run is {self.run!r}, which lies in the store, {public(store)}: choose another --run or --root"
+            )
         cache = self.data.cache
         if cache not in ("", "none"):
             if not is_local(cache):

@@ -219,6 +219,15 @@ def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPat
     assert logged[-1] < 8 * 4 * 32, "documents end within blocks"
 
 
+@pytest.mark.parametrize("run", ["store", "store/text", "store/a"])
+def test_a_run_within_its_store_is_refused(run: str) -> None:
+    config = with_fields(PRESETS["small-rec"], {"run": run, "root": "runs", "data.store": "runs/store"})
+    with pytest.raises(
+        UserError, match=rf"run is '{run}', which lies in the store, .*/runs/store: choose another --run"
+    ):
+        config.located()
+
+
 def test_a_staircase_of_one_pass_has_no_states() -> None:
     sizes = {"chunk": 4, "d_model": 8, "heads": 2, "layers": 1}
     found = [has_states(StaircaseConfig(**sizes, passes=passes).build(5)) for passes in (1, 2)]
