@@ -272,9 +272,13 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
     """Raise UserError naming the first field that differs from what the run began with, unless it may differ."""
     old = flatten(before)
     new = flatten(to_json(config))
-    for key in sorted(old.keys() | new.keys()):
+    for key in sorted(old.keys() | new.keys(), key=lambda key: (key != "model.name", key)):
         ranks = key == "checkpoint.best_by"  # checkpoints ranked by two metrics cannot be compared
         if old.get(key) == new.get(key) or (may_change(key, config.allow_change) and not ranks):
             continue
-        remedy = "choose another --run" if ranks else f"choose another --run, or add --allow-change {key}"
+        remedy = "choose another --run"
+        if not ranks and key != "model.name":
+            remedy += f", or add --allow-change {key}"
+        if key.startswith("model.") and key != "model.name":
+            remedy += ", which helps where the weights fit"
         raise UserError(f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: {remedy}")

@@ -191,6 +191,12 @@ def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
     check_resumable(before, config, "there")
     with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says sequential"):
         check_resumable(before, with_fields(config, {"data.order": "sequential"}), "there")
+    with pytest.raises(
+        UserError, match=r"begun with model\.name=rec, and this command says slide: choose another --run$"
+    ):
+        check_resumable(before, replace(PRESETS["small-slide"], steps=7), "there")
+    with pytest.raises(UserError, match=r"add --allow-change model\.layers, which helps where the weights fit$"):
+        check_resumable(before, with_fields(config, {"model.layers": 5}), "there")
 
 
 def test_lanes_labelled_or_not_are_scored_alike_by_any_number_of_lanes(train: Train, task: PrepareConfig) -> None:
