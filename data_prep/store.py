@@ -28,6 +28,7 @@ import xxhash
 from common.places import WITHOUT_LOCKS, Place
 from data_prep.cache import SegmentCache
 from data_prep.document_table import Documents, read_table
+from data_prep.documents import SPLITS
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
 from data_prep.segments import arrow_schema
 from data_prep.tokenizers import Tokenizer, load_tokenizer
@@ -258,6 +259,11 @@ def check_parts(folder: Place, manifest: Manifest) -> None:
             raise StoreError(f"{folder}/{entry.name} has {size} bytes and should have {entry.bytes}: {REMEDY}")
 
 
+def _splits_of(corpus: Place) -> list[str]:
+    """The names of a corpus's finished splits."""
+    return [split for split in SPLITS if (corpus / split / "manifest.json").is_file()]
+
+
 def _missing(folder: Place) -> str:
     """The error message for a folder without a manifest: it is unfinished, or a folder of a near name exists."""
     if (folder / "ledger").is_dir():
@@ -270,6 +276,13 @@ def _missing(folder: Place) -> str:
     if splits:
         return f"{folder} is no split but has some: name {splits[0]}"
     wrong = folder if folder.parent.is_dir() else folder.parent  # the corpus's name may be the wrong one
+    if wrong == folder and folder.name in SPLITS:
+        others = ", ".join(_splits_of(folder.parent))
+        if others:
+            return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
+    for given in (wrong.parent, wrong.parent.parent):
+        if wrong != folder and _splits_of(given):
+            return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
     own = ("tokenizer", wrong.name)  # which may be an empty folder
     names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(wrong.name, names, n=1)

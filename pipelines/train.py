@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.lock import file_lock
+from common.places import Place
 from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
@@ -186,9 +187,11 @@ def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
     own_file = config.tracking.backend == "mlflow" and not config.tracking.uri
     look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if own_file else ""
+    corpus = Place.parse(config.data.store) / config.data.corpus
+    split = "" if (corpus / "test" / "manifest.json").exists() else " --split train"  # too few documents for another
     return (
         f"  result    {cli.shown(run.checkpoints.recorded)}\n"
-        f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}{look}"
+        f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}{split}{look}"
     )
 
 

@@ -148,11 +148,20 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
         SegmentStore.open(prepared.store, "text", "other")
     with pytest.raises(StoreError, match="did you mean 'validation'"):
         SegmentStore.open(prepared.store, "text", "validatoin")
+    for given in (prepared.folder, prepared.folder / "train"):
+        with pytest.raises(
+            StoreError, match=r"/text is a corpus, and not the store that it lies in: give --data\.store "
+        ):
+            SegmentStore.open(given, "text", "train")
     with pytest.raises(StoreError, match="did you mean 'text'"):
         SegmentStore.open(prepared.store, "txt", "train")
     with pytest.raises(StoreError, match=r"is no split but has some: name .*/text/"):
         SegmentStore.open(prepared.store)
     (prepared.folder / "test" / "manifest.json").unlink()
+    with pytest.raises(
+        StoreError, match=r"/text has no split test, only train, validation: name one of them, or prepare"
+    ):
+        SegmentStore.open(prepared.store, "text", "test")
     (prepared.folder / "test" / "ledger").mkdir()
     with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
         SegmentStore.open(prepared.store, "text", "test")
