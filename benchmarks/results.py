@@ -266,10 +266,14 @@ def command_of(module: str, argv: Sequence[str]) -> str:
 
 
 def commit() -> str:
-    """Short hash of the tree's commit; empty outside of a clone."""
-    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    """Short hash of the tree's commit, ending in -dirty when files beside the records differ from it; empty outside of a clone."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
     try:
-        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+        changed = git("diff", "--name-only", "HEAD", "--", ".", ":!results")
+        return git("rev-parse", "--short=7", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return ""
 
