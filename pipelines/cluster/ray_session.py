@@ -148,9 +148,10 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         except Exception as error:  # Ray gives its processes 30 s to come up, and raises Exception, RuntimeError…
             ray.shutdown()
             abandon(but=before)
-            if not left:
-                raise
             why = str(error).strip().partition(". ")[0]
+            if not left:
+                tries = f"Ray did not start in {STARTS} tries ({why})"
+                raise UserError(f"{tries}: repeat the command when the machine is less busy") from error
             print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)
 
 
