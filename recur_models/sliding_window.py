@@ -152,6 +152,12 @@ def last_block(tokens: Projections) -> State:
     return {"keys": tokens.k.unbind(1)[-1].clone(), "values": tokens.v.unbind(1)[-1].clone()}
 
 
+def empty_cache(config: StackConfig, lanes: int, like: Tensor) -> State:
+    """`last_block` before there is one: zeros, of the dtype and device of ``like``."""
+    shape = (lanes, config.heads, config.window, config.head_dim)
+    return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+
+
 class TokenLayer(nn.Module):
     """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
 
@@ -168,10 +174,7 @@ class TokenLayer(nn.Module):
 
     def initial_cache(self, lanes: int) -> State:
         """The keys and values of no previous block: zeros."""
-        config = self.config
-        shape = (lanes, config.heads, config.window, config.head_dim)
-        like = self.project.scale_H
-        return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+        return empty_cache(self.config, lanes, self.project.scale_H)
 
     def window(self) -> Window:
         """Bias and dropout of the window's attention, the same for every block."""

@@ -9,7 +9,7 @@ from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import PositionBias, Projector, linear, merge_heads, projector_costs
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
-from recur_models.sliding_window import SlideConfig, last_block
+from recur_models.sliding_window import SlideConfig, empty_cache, last_block
 from recur_models.stepping import append, attend_parts, bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
@@ -26,10 +26,7 @@ class WindowMixer(Mixer):
         self.out = linear(config.width, config.d_model)
 
     def initial_state(self, lanes: int) -> State:
-        config = self.config
-        shape = (lanes, config.heads, config.window, config.head_dim)
-        like = self.project.scale_H
-        return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
+        return empty_cache(self.config, lanes, self.project.scale_H)
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         tokens = self.project(x_BTD.unflatten(1, (fresh_BK.shape[1], -1)))
