@@ -34,4 +34,6 @@ def _public_user(match: re.Match[str]) -> str:
 def _public_query(match: re.Match[str]) -> str:
     fields = re.split("[&;]", match[1])
     public = [field for field in fields if not _SECRET.search(urllib.parse.unquote(field.partition("=")[0]))]
-    return match[0] if len(public) == len(fields) else "?" + "&".join(public) if public else ""
+    if len(public) == len(fields):
+        return match[0]
+    return "?" + "&".join(public) if public else ""

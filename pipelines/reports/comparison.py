@@ -187,7 +187,11 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
-    size, unit = (1.0, "seconds") if longest < 180 else (60.0, "minutes") if longest < 3 * 3600 else (3600.0, "hours")
+    size, unit = 3600.0, "hours"
+    if longest < 180:
+        size, unit = 1.0, "seconds"
+    elif longest < 3 * 3600:
+        size, unit = 60.0, "minutes"
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)

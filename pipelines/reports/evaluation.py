@@ -53,7 +53,8 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
         for what, cleared in (("states_cleared", e.cleared_states), ("all_cleared", e.cleared_all)):
             bits = cleared.bits_per_byte if cleared else math.nan
             row |= {f"{what}_bits_per_byte": bits, f"{what}_difference": bits - e.carried.bits_per_byte}
-            row |= {f"{what}_error_rate": cleared.error_rate if cleared else math.nan} if labelled else {}
+            if labelled:
+                row[f"{what}_error_rate"] = cleared.error_rate if cleared else math.nan
         rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
     if unigram is not None:
         rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "bits_per_byte": unigram})
@@ -67,7 +68,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     splits = {e.split for e in evaluations}
     rows = evaluation_rows(evaluations, unigram)
     for row in rows:
-        row["name"] += f" ({row['model']})" if row["model"] not in (None, row["name"]) else ""
+        if row["model"] not in (None, row["name"]):
+            row["name"] += f" ({row['model']})"
         row["split"] = row["split"] or ""
         for what in ("states_cleared", "all_cleared"):
             difference = row[f"{what}_difference"]
@@ -102,7 +104,8 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     columns = {key: column for key, column in columns.items() if key in known}
     alike = len({e.text for e in evaluations}) == 1
     best = ("bits_per_byte", "word_perplexity", "error_rate") if alike and len(evaluations) > 1 else ()
-    best += ("bits_per_token",) if best and of_one_text(evaluations) else ()
+    if best and of_one_text(evaluations):
+        best += ("bits_per_token",)
     title = splits.pop() if one else None
     return table(
         rows,

@@ -54,7 +54,8 @@ def _metrics(path: Path, name: str, *metrics: str) -> str:
     said = []
     for row in _rows(path):
         key = next((key for key in metrics if row.get(key)), None)
-        said += [f"{row[name]} {float(row[key]):.4f} {key.replace('_', ' ')}"] if key else []
+        if key:
+            said.append(f"{row[name]} {float(row[key]):.4f} {key.replace('_', ' ')}")
     return "; ".join(said)
 
 

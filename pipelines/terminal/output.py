@@ -27,9 +27,13 @@ def lines() -> Console:
 
 def printable(text: str) -> str:
     """Text that cannot steer a terminal: control characters are shown as Python writes them."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else " " if c == "\t" else "" if c == "\r" else ascii(c)[1:-1] for c in text
-    )
+    return "".join(map(_printable, text))
+
+
+def _printable(c: str) -> str:
+    if c.isprintable() or c == "\n":
+        return c
+    return {"\t": " ", "\r": ""}.get(c, ascii(c)[1:-1])
 
 
 def listing(lines: Mapping[str, str], width: int = 0) -> str:

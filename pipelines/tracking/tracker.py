@@ -100,9 +100,11 @@ class Tracker:
         kept, abandoned = drop_after(run_folder / "metrics.jsonl", resume_step)
         if config.backend == "none":
             return cls(config, run_folder, None, [])
-        step = resume_step if resume_step is not None else kept[-1].step if kept else 0
-        trained = None  # a run that is over is not trained
-        if resume_step is not None:
+        if resume_step is None:  # the run is over, and is not trained
+            step = kept[-1].step if kept else 0
+            trained = None
+        else:
+            step = resume_step
             trained = {**params, "store": dataset.digest} if dataset else params
         said = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
         if said:

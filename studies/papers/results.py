@@ -142,7 +142,8 @@ class Results:
             for what, some in (("not", found.fails), (close, found.undecided)):
                 named = [f"{better} below {worse}" for better, worse in some[:SHOWN]]
                 more = f"; and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
-                said += [f"{name}, {what}: {'; '.join(named)}{more}"] if some else []
+                if some:
+                    said.append(f"{name}, {what}: {'; '.join(named)}{more}")
         return said
 
     def lacking(self) -> list[str]:

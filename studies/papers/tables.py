@@ -83,7 +83,8 @@ class Data:
                 start = words.index(flag)
                 ends = (end for end in range(start + 1, len(words)) if words[end].startswith("--"))
                 del words[start : next(ends, len(words))]
-            words += [flag, *shlex.split(value)] if value else []
+            if value:
+                words += [flag, *shlex.split(value)]
         return replace(self, options=tuple(words))
 
     @property
