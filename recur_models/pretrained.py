@@ -119,7 +119,9 @@ class Decoder(RecurrentModel):
         return state
 
     def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
-        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows: autocast keeps trained ones alone."""
+        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows: autocast keeps trained ones alone. Hooks
+        on the model itself then run twice.
+        """
         cast = self.cast_frozen()
         return functional_call(self, cast, given, named) if cast else super().forward(*given, **named)
 
