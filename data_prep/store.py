@@ -259,7 +259,7 @@ def check_parts(folder: Place, manifest: Manifest) -> None:
             raise StoreError(f"{folder}/{entry.name} has {size} bytes and should have {entry.bytes}: {REMEDY}")
 
 
-def _splits_of(corpus: Place) -> list[str]:
+def splits_of(corpus: Place) -> list[str]:
     """The names of a corpus's finished splits."""
     return [split for split in SPLITS if (corpus / split / "manifest.json").is_file()]
 
@@ -277,11 +277,11 @@ def _missing(folder: Place) -> str:
         return f"{folder} is no split but has some: name {splits[0]}"
     wrong = folder if folder.parent.is_dir() else folder.parent  # the corpus's name may be the wrong one
     if wrong == folder and folder.name in SPLITS:
-        others = ", ".join(_splits_of(folder.parent))
+        others = ", ".join(splits_of(folder.parent))
         if others:
             return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
     for given in (wrong.parent, wrong.parent.parent):
-        if wrong != folder and _splits_of(given):
+        if wrong != folder and splits_of(given):
             return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
     own = ("tokenizer", wrong.name)  # which may be an empty folder
     names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]

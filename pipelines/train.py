@@ -23,6 +23,7 @@ import torch.distributed as dist
 from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place
+from data_prep.store import splits_of
 from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
@@ -187,8 +188,9 @@ def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
     own_file = config.tracking.backend == "mlflow" and not config.tracking.uri
     look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if own_file else ""
-    corpus = Place.parse(config.data.store) / config.data.corpus
-    split = "" if (corpus / "test" / "manifest.json").exists() else " --split train"  # too few documents for another
+    found = splits_of(Place.parse(config.data.store) / config.data.corpus)
+    scored = next((name for name in ("test", "validation", "train") if name in found), "test")
+    split = "" if scored == "test" else f" --split {scored}"
     return (
         f"  result    {cli.shown(run.checkpoints.recorded)}\n"
         f"  evaluate  {typed('evaluate')} {shlex.quote(_shown(config))}{split}{look}"
