@@ -166,9 +166,11 @@ class TrainConfig:
         initial = Place.parse(self.initial_weights).text if self.initial_weights else ""
         store = Place.parse(self.data.store).text
         root = Place.parse(self.root).text
-        if f"{root}/{self.run}/".startswith(f"{store}/"):
+        folder = f"{root}/{self.run}/"
+        corpus = f"{store}/{self.data.corpus}/"
+        if folder.startswith(corpus) or corpus.startswith(folder):
             raise UserError(
-                f"run is {self.run!r}, which lies in the store, {public(store)}: choose another --run or --root"
+                f"run is {self.run!r}, and its folder would share files with {public(corpus)}: choose another --run"
             )
         cache = self.data.cache
         if cache not in ("", "none"):

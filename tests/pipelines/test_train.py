@@ -219,11 +219,24 @@ def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPat
     assert logged[-1] < 8 * 4 * 32, "documents end within blocks"
 
 
-@pytest.mark.parametrize("run", ["store", "store/text", "store/a"])
-def test_a_run_within_its_store_is_refused(run: str) -> None:
-    config = with_fields(PRESETS["small-rec"], {"run": run, "root": "runs", "data.store": "runs/store"})
+@pytest.mark.parametrize(
+    ("run", "store", "refused"),
+    [
+        ("store", "runs/store", True),
+        ("store/text", "runs/store", True),
+        ("store/text/a", "runs/store", True),
+        ("mine", "runs/mine/data", True),
+        ("store/a", "runs/store", False),
+        ("mine", "runs", False),
+    ],
+)
+def test_a_run_whose_removal_would_remove_the_corpus_is_refused(run: str, store: str, refused: bool) -> None:
+    config = with_fields(PRESETS["small-rec"], {"run": run, "root": "runs", "data.store": store})
+    if not refused:
+        assert config.located().run == run
+        return
     with pytest.raises(
-        UserError, match=rf"run is '{run}', which lies in the store, .*/runs/store: choose another --run"
+        UserError, match=rf"run is '{run}', and its folder would share files with .*/{store}/text/: choose"
     ):
         config.located()
 
