@@ -51,7 +51,7 @@ def test_it_stands_still_at_a_metric_and_saves_there(config: TrainConfig) -> Non
 def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, tmp_path: Path) -> None:
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
     said = wait(TrialLoop(missing, METRIC, CPU))
-    assert said["outcome"] == "failed" and "nowhere" in said["said"] and said["done"]
+    assert said["outcome"] == "retryable" and "nowhere" in said["said"] and said["done"]
     (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         wait(TrialLoop(config, METRIC, CPU))
