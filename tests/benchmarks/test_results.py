@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ def test_a_table_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Pat
     assert "| pair 2 | 0.9 |" in page
     assert "    python -m benchmarks.pipeline_cost --pairs 3\n" in page
     assert [path.name for path in sorted((tmp_path / "speed").iterdir())] == [results.PAGE, results.JSON]
+
+
+def test_a_record_of_an_edited_tree_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/page.md"):
+        (tmp_path / name).write_text("before")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    clean = results.commit()
+    (tmp_path / "results/page.md").write_text("a record")
+    assert results.commit() == clean and re.fullmatch("[0-9a-f]{7}", clean)
+    (tmp_path / "code.py").write_text("after")
+    assert results.commit() == f"{clean}-dirty"
 
 
 def test_repeating_its_command_replaces_it(tmp_path: Path) -> None:
