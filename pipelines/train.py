@@ -188,7 +188,9 @@ def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
     own_file = config.tracking.backend == "mlflow" and not config.tracking.uri
     look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if own_file else ""
-    found = splits_of(Place.parse(config.data.store) / config.data.corpus)
+    found = []
+    with contextlib.suppress(OSError):  # a store that does not answer ends no finished run
+        found = splits_of(Place.parse(config.data.store) / config.data.corpus)
     scored = next((name for name in ("test", "validation", "train") if name in found), "test")
     split = "" if scored == "test" else f" --split {scored}"
     return (
