@@ -276,13 +276,14 @@ def _missing(folder: Place) -> str:
     if splits:
         return f"{folder} is no split but has some: name {splits[0]}"
     wrong = folder if folder.parent.is_dir() else folder.parent  # the corpus's name may be the wrong one
-    if wrong == folder and folder.name in SPLITS:
+    if wrong != folder:
+        for given in (wrong.parent, wrong.parent.parent):
+            if splits_of(given):
+                return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
+    elif folder.name in SPLITS:
         others = ", ".join(splits_of(folder.parent))
         if others:
             return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
-    for given in (wrong.parent, wrong.parent.parent):
-        if wrong != folder and splits_of(given):
-            return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
     own = ("tokenizer", wrong.name)  # which may be an empty folder
     names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(wrong.name, names, n=1)
