@@ -175,16 +175,17 @@ def train(
 
         # Log
         if logging:
-            read = schedule.tokens_before(done) - schedule.tokens_before(progress.logged)
+            tokens = schedule.tokens_before(done)
+            read = tokens - schedule.tokens_before(progress.logged)
             learned = training_metrics(world.sum(sums).flatten().tolist(), read)
             check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
-            rates = speed.metrics(schedule.tokens_before(done) - schedule.tokens_before(timed))
+            rates = speed.metrics(tokens - schedule.tokens_before(timed))
             if tracker:
                 metrics = {
                     **learned,
                     "train/learning_rate": optimizer.param_groups[0]["lr"],
                     "train/gradient_norm": float(gradient_norm),
-                    "train/tokens": float(schedule.tokens_before(done)),
+                    "train/tokens": float(tokens),
                     "train/epoch": schedule.epoch(done),
                     **{f"train/{name}": value for name, value in rates.items()},
                     **{f"recurrence/{name}": value for name, value in health.metrics().items()},
