@@ -53,25 +53,21 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
-    winner = json.loads((folder / "best.json").read_text("utf-8"))
-    match winner:
-        case {"trial": str(trial), "step": int()} if trial.isdigit():
-            pass
+    match json.loads((folder / "best.json").read_text("utf-8")):
+        case {"trial": str(number), "step": int(step)} if number.isdigit():
+            trial = RunFolder(sweep.place / f"trials/{number}", trains=True)
         case _:
             raise UserError(f"{folder / 'best.json'} is damaged: rerun the sweep's command, which writes it again")
     done = folder / "registered.json"
     exported = folder / ".exported"
-    trial = RunFolder(sweep.place / f"trials/{winner['trial']}", trains=True)
     trial.fetch("mlflow_run.json")
-    wanted = {"trial": winner["trial"], "step": winner["step"], "run_id": saved_run(trial.folder).get("run_id")}
+    wanted = {"trial": number, "step": step, "run_id": saved_run(trial.folder).get("run_id")}
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
         return
     tracker = Tracker.attach(config, root, trial.folder, trial.place)
     try:
         if tracker.run_id:
-            name = next(
-                (name for name in trial.checkpoint_names() if step_of(name) == winner["step"]), name_of(winner["step"])
-            )
+            name = next((name for name in trial.checkpoint_names() if step_of(name) == step), name_of(step))
             _register(trial.open_checkpoint(name), tracker, exported, folder.name, folder, store)
     finally:
         tracker.finish()
