@@ -187,11 +187,12 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
-    size, unit = 3600.0, "hours"
+    unit = "hours"
     if longest < 180:
-        size, unit = 1.0, "seconds"
+        unit = "seconds"
     elif longest < 3 * 3600:
-        size, unit = 60.0, "minutes"
+        unit = "minutes"
+    size = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}[unit]
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)

@@ -214,10 +214,9 @@ class Sweep:
         draws = [event for event in self.events() if event["event"] == "draw"]
         return [Draw(event["name"], event["trial"], event["values"]) for event in draws]
 
-    def _load_trials(self, plan: Mapping[str, Trial]) -> None:
+    def _load_trials(self, plan: dict[str, Trial]) -> None:
         """The trials of earlier starts. If a trial.json is missing or damaged, the plan and results.jsonl have its contents."""
-        known = dict(plan)
-        known |= {draw.trial: Trial(draw.trial, dict(draw.values)) for draw in self.drawn() if draw.trial}
+        known = plan | {draw.trial: Trial(draw.trial, dict(draw.values)) for draw in self.drawn() if draw.trial}
         for path in (self.folder / "trials").glob("*/trial.json"):
             if not path.parent.name.isdigit():
                 continue  # a copy that somebody has made

@@ -129,7 +129,8 @@ def test_a_slow_lstm_gate_forgets_and_learns_under_bfloat16_too() -> None:
     gate = LSTMGate(4, 8, "meliad", False)
     torch.nn.init.constant_(gate.forget.bias, 5.5)  # f = 0.9985, which bfloat16 rounds to 1
     h_BSN = torch.zeros(1, 2, 4)
-    left, gradients = {}, {}
+    left = {}
+    gradients = {}
     for enabled in (False, True):
         states_BSD = torch.ones(1, 2, 8)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
