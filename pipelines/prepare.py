@@ -13,15 +13,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import TextColumn
 
 from common.checks import check_options
 from common.credentials import without_credentials
@@ -34,7 +32,7 @@ from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan
-from data_prep.sharding import Done, check_own, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
+from data_prep.sharding import check_own, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
@@ -50,10 +48,10 @@ from data_prep.tokenizers import (
 )
 from data_prep.training_sample import train_tokenizer
 from pipelines.cluster import ray_session
+from pipelines.reports.preparation import print_summary, progress
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
-from pipelines.terminal.output import bar, described, lines
-from pipelines.terminal.tables import plain_table
+from pipelines.terminal.output import described, lines
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,8 @@ def prepare(config: PrepareConfig) -> dict[str, Manifest]:
 
 def asked_tokenizer(config: PrepareConfig) -> Tokenizer | TokenizerTraining:
     """The tokenizer of the options. Raises TokenizerError where it is none, or not for this corpus."""
-    corpus, spec = config.corpus, config.tokenizer
+    corpus = config.corpus
+    spec = config.tokenizer
     if isinstance(corpus, Labelled):
         if spec not in ("", "symbols"):
             raise TokenizerError(
@@ -150,25 +149,28 @@ def asked_tokenizer(config: PrepareConfig) -> Tokenizer | TokenizerTraining:
 
 
 def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dict[str, Manifest]:
-    start, console, corpus = time.perf_counter(), lines(), cut(config.corpus, config.splits, asked)
-    splits = [split for split in SPLITS if split in config.splits]
-    read = [split for split in SPLITS if split in splits or (split == "train" and isinstance(asked, TokenizerTraining))]
-    sources = sources_of(corpus, read)
-    size = sum(int(sizes_of(sources[split]).sum()) for split in splits)
-    count = sum(len(sources[split]) for split in splits)
+    """`prepare` while the corpus's folder in the store is locked."""
+    start = time.perf_counter()
+    console = lines()
+    corpus = cut(config.corpus, config.splits, asked)
+    named = [split for split in SPLITS if split in config.splits]
+    train_too = isinstance(asked, TokenizerTraining)  # the tokenizer is trained on it, even if it is not prepared
+    sources = sources_of(corpus, [split for split in SPLITS if split in named or (train_too and split == "train")])
+    size = sum(int(sizes_of(sources[split]).sum()) for split in named)
+    count = sum(len(sources[split]) for split in named)
     shown = without_credentials(config.tokenizer) or ("symbols" if isinstance(asked, SymbolsTokenizer) else "bytes")
     console.print(
-        f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(splits)}; "
+        f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(named)}; "
         f"tokenizer {shown}; to {config.place}"
     )
     total = sum(int(sizes_of(some).sum()) for some in sources.values())
     workers = config.workers(total)
     if workers:
         ray_session.start(num_cpus=workers)
-    with _progress(console, "scanned", sum(map(len, sources.values())), total) as done:
+    with progress(console, "scanned", sum(map(len, sources.values())), total) as done:
         scans = scan_splits(corpus, sources, workers, done)
-    empty = [split for split in splits if not scans[split].documents]
-    splits = [split for split in splits if split not in empty]
+    empty = [split for split in named if not scans[split].documents]
+    splits = [split for split in named if split not in empty]
     split_remarks.check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
     for split in empty:
         console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
@@ -179,27 +181,12 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     for split in splits:
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
-    manifests, warnings = _standing(config, plans, tokenizer, empty)
+    finished, warnings = _standing(config, plans, tokenizer, empty)
     for sentence in warnings + split_remarks.shared_texts(scans):
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)
-    if config.overwrite:
-        standing = (planned for split, planned in plans.items() if (config.place / split / "manifest.json").exists())
-        split_remarks.check_encodes(tokenizer, [planned.scan for planned in standing])
-    for split in (*plans, *empty):
-        if config.overwrite or split in empty:
-            discard_split(config.place / split, unfinished=split in empty)
-    keep_tokenizer(tokenizer, config.place / "tokenizer")
-    for split, planned in plans.items():
-        console.print(f"{split}: " + ("already prepared" if split in manifests else planned.described))
-    if missing := {split: planned for split, planned in plans.items() if split not in manifests}:
-        count = sum(len(planned.scan.documents) for planned in missing.values())
-        with _progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
-            for manifest in prepare_splits(config.place, missing, workers, done):
-                manifests[manifest.split] = manifest
-    remove_temporary(config.place / "tokenizer")
-    manifests = {split: manifests[split] for split in splits}
-    _summary(console, config.place, manifests, size, time.perf_counter() - start)
+    manifests = _write(config, plans, finished, tokenizer, empty, workers, console)
+    print_summary(console, config.place, manifests, size, time.perf_counter() - start)
     for sentence in chat_remarks:
         console.print(sentence)
     if isinstance(corpus, Remarks):
@@ -210,6 +197,40 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     console.print(f"Next: {typed('train')} PRESET --data.corpus {config.corpus.name}{store}")
     console.print(f"Look: {typed('inspect')} {shlex.quote(cli.shown((config.place / splits[0]).recorded))}")
     return manifests
+
+
+def _write(
+    config: PrepareConfig,
+    plans: Mapping[str, SplitPlan],
+    finished: Mapping[str, Manifest],
+    tokenizer: Tokenizer,
+    empty: Sequence[str],
+    workers: int,
+    console: Console,
+) -> dict[str, Manifest]:
+    """Write the tokenizer and the splits that are not ``finished``. Returns the manifests of all planned splits.
+
+    With --overwrite, old splits are removed first, once the tokenizer is known to encode the new ones. ``empty``: splits without
+    documents, which are removed too.
+    """
+    if config.overwrite:
+        standing = (planned for split, planned in plans.items() if (config.place / split / "manifest.json").exists())
+        split_remarks.check_encodes(tokenizer, [planned.scan for planned in standing])
+    for split in (*plans, *empty):
+        if config.overwrite or split in empty:
+            discard_split(config.place / split, unfinished=split in empty)
+    keep_tokenizer(tokenizer, config.place / "tokenizer")
+    for split, planned in plans.items():
+        console.print(f"{split}: " + ("already prepared" if split in finished else planned.described))
+    manifests = dict(finished)
+    missing = {split: planned for split, planned in plans.items() if split not in finished}
+    if missing:
+        count = sum(len(planned.scan.documents) for planned in missing.values())
+        with progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
+            for manifest in prepare_splits(config.place, missing, workers, done):
+                manifests[manifest.split] = manifest
+    remove_temporary(config.place / "tokenizer")
+    return {split: manifests[split] for split in plans}
 
 
 def _tokenizer(
@@ -235,7 +256,8 @@ def _standing(
     Raises StoreError where a split may not be overwritten that was made from something else, is damaged, or is empty now; and
     where one that stays was made with another tokenizer, for a corpus in a store has one.
     """
-    finished, sentences = {}, []
+    finished = {}
+    sentences = []
     for split in sorted(SPLITS, key=lambda split: split not in plans):
         folder = config.place / split
         replaced = config.overwrite and (split in plans or split in empty)
@@ -265,59 +287,12 @@ def _standing(
                 f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), but a store has only one: "
                 "prepare all splits with --overwrite, or give another --store"
             )
-        if unlike := split_remarks.difference_of_standing(store, {name: plan.scan for name, plan in plans.items()}):
+        unlike = split_remarks.difference_of_standing(store, {name: plan.scan for name, plan in plans.items()})
+        if unlike:
             sentences.append(
                 f"{folder} stays as it was prepared before, {unlike}: prepare all splits together, with --overwrite"
             )
     return finished, sentences
-
-
-@contextlib.contextmanager
-def _progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
-    """A bar over the text of all splits on a terminal; elsewhere a line every few seconds."""
-    start, seen, printed = time.perf_counter(), [0, 0], time.perf_counter()
-    with bar(verb, size, TextColumn("{task.fields[detail]}"), console=console) as update:
-        update(detail=f"0 of {documents:,} documents")
-
-        def done(some: int, text: int) -> None:
-            nonlocal printed
-            seen[0] += some
-            seen[1] += text
-            now = time.perf_counter()
-            rate = seen[1] / 1e6 / max(now - start, 1e-9)
-            counts = f"{seen[0]:,} of {documents:,} documents, {seen[1] / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
-            update(completed=seen[1], detail=counts)
-            if not console.is_terminal and now - printed > 5:
-                printed = now
-                left = max(size - seen[1], 0) / 1e6 / max(rate, 1e-9)
-                console.print(f"  {verb} {counts}, {cli.duration(left)} left")
-
-        yield done
-
-
-def _summary(console: Console, place: Place, manifests: dict[str, Manifest], size: int, seconds: float) -> None:
-    headings = ("split", "documents", "skipped", "bytes", "words", "tokens", "bytes/token", "tokens/word", "files/ids")
-    rows = []
-    for split, manifest in manifests.items():
-        t = manifest.totals
-        counts = (f"{n:,}" for n in (t.documents, sum(t.skipped.values()), t.bytes, t.words, t.tokens))
-        ratios = (t.bytes / max(t.tokens, 1), t.tokens / t.words, manifest.file_bytes / max(manifest.token_bytes, 1))
-        rows.append((split, *counts, *(f"{ratio:.2f}" for ratio in ratios)))
-    console.print(plain_table(headings, rows))
-    for split, manifest in manifests.items():
-        if skipped := manifest.totals.skipped:
-            console.print(f"{split}: skipped {', '.join(f'{count:,} {reason}' for reason, count in skipped.items())}")
-        without = int(np.count_nonzero(SegmentStore.open(place / split).lengths == 0))
-        if without:
-            console.print(f"{split}: {without:,} documents without tokens, left out of training and evaluation")
-    info = next(iter(manifests.values())).tokenizer
-    lossless = all(manifest.tokenizer.lossless for manifest in manifests.values())
-    console.print(
-        f"tokenizer {info.name}: {info.vocab_size:,} ids with begin-of-document" + ", lossless in samples" * lossless
-    )
-    console.print(f"{size / 1e6:,.1f} MB in {cli.duration(seconds)}, {size / 1e6 / seconds:,.1f} MB/s")
-    if not lossless:
-        console.print(f"warning: tokenizer {info.name} is not lossless: some text does not survive a round trip")
 
 
 if __name__ == "__main__":
