@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.killing import MODELS, TINY, curve, make_store
 from pipelines.checkpoints.run_folder import RunFolder
-from pipelines.cluster import ray_session  # noqa: F401  (its settings, before Ray is imported)
+from pipelines.cluster import ray_session
 
 CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -37,6 +37,7 @@ RUN = shlex.split("""
 
 
 def main() -> int:
+    ray_session.set_environment()
     os.environ |= CHECKS
     from ray.cluster_utils import Cluster
 

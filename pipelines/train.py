@@ -153,7 +153,7 @@ def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
             if config.num_workers == 0:
                 train_here(config, stop)
             else:
-                from pipelines.cluster import elastic  # not before: it sets the environment of a local Ray session
+                from pipelines.cluster import elastic
 
                 elastic.train_on_ray(config, stop, register_best, resume_step)
         finally:

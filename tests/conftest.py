@@ -27,6 +27,7 @@ from tests.small_runs import bucket, prepared, server, short_documents, store, t
 INTERPRETER = str(Path(sitecustomize.__file__).parent)
 if INTERPRETER not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (INTERPRETER, os.environ.get("PYTHONPATH", ""))))
+session.set_environment()
 for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
     os.environ.pop(name, None)  # the developer's own
 torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other

@@ -175,9 +175,7 @@ def train_once(
 
 
 def worker() -> Callable[[dict[str, Any]], None]:
-    """The function that each worker runs. It is defined inside, so that Ray sends its code. Importing this module, and so
-    ray_session, would set the environment of a local session on a cluster's machine.
-    """
+    """The function that each worker runs. It is defined inside, so that Ray sends its code."""
 
     def train(arguments: dict[str, Any]) -> None:
         from ray.train.torch import get_device

@@ -7,8 +7,7 @@ RAY_ADDRESS decides. On the nodes of a cluster it is `auto` (clusters/environmen
 the script joins the Ray that runs on its node. Where nothing runs there, or without RAY_ADDRESS, a local session is started: a
 laptop never joins a session that it happens to find.
 
-Importing this module sets the environment that keeps Ray quiet and offline, so import it before ray. Variables that the
-user has set stay.
+`set_environment`, which `start` calls first, keeps Ray quiet and offline. Variables that the user has set stay.
 """
 
 from __future__ import annotations
@@ -85,9 +84,11 @@ def knock(address: str, seconds: float) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
-_address = cluster_address()
-for _name, _value in (QUIET if _address else QUIET | OWN).items():
-    os.environ.setdefault(_name, _value)
+def set_environment() -> None:
+    """Set the variables of `QUIET`, and for a local session those of `OWN`, unless the user has set them."""
+    settings = QUIET if cluster_address() else QUIET | OWN
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
@@ -101,6 +102,7 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
 
     Raises ValueError where RAY_ADDRESS is no address that a program can join.
     """
+    set_environment()
     import ray
     import ray.exceptions
 
