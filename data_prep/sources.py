@@ -15,7 +15,7 @@ from typing import overload
 
 import numpy as np
 
-from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, checksum
+from data_prep.documents import Corpus, CorpusError, Document, Skipped, Source, checksum, split_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,11 @@ class NumberedSources(Sequence[Source]):
         """The name of each numbered document, which is its id and its title. The other sources are left out."""
         named = zip(self.file.tolist(), self.numbers.tolist(), strict=True)
         return [f"{self.files[file]}:{number}" for file, number in named]
+
+
+def in_split_by_hash(name: str, numbers: np.ndarray, split: str) -> np.ndarray:
+    """bool [documents]. Which numbered documents of a file are in a split, by the hash of their ids."""
+    return np.array([split_of(f"{name}:{number}") == split for number in numbers.tolist()], bool)
 
 
 def take(sources: Sequence[Source], indices: np.ndarray) -> Sequence[Source]:

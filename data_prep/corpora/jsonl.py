@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain, islice
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import (
     BOM,
     MAX_DOCUMENT_BYTES,
+    Forward,
     LeftOut,
     decompressed,
     lines,
@@ -41,7 +42,7 @@ from data_prep.corpora.streams import (
 )
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
-from data_prep.sources import NumberedFile, NumberedSources
+from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 
 ENDINGS = tuple(
     name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
@@ -181,8 +182,7 @@ class JsonLines:
     def _refuse_lines(self, file: Listed) -> None:
         """Raises CorpusError if the first records are lines of WikiText, not documents."""
         where = file.place.shown
-        with reading(where), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), where)
+        with _opened(file) as stream:
             first = enumerate(islice(lines(stream, FIRST), 3), 1)
             records = [_record(line.data, where, i, line.offset) for i, line in first if line.data and not line.blank]
             refuse_lines((record.get(self.text_field) for record in records), where)
@@ -192,14 +192,11 @@ class JsonLines:
         found: list[np.ndarray] = [np.empty((3, 0), np.int64)]
         left_out = LeftOut()
         number = 1
-        with reading(file.place.shown), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), file.place.shown)
+        with _opened(file) as stream:
             for offsets, sizes, blank in line_spans(stream):
                 numbers = np.arange(number, number + len(sizes))
                 number += len(sizes)
-                own = np.ones(len(sizes), bool)
-                if not named:
-                    own = np.array([split_of(f"{file.name}:{i}") == split for i in numbers.tolist()])
+                own = np.ones(len(sizes), bool) if named else in_split_by_hash(file.name, numbers, split)
                 large = ~blank & (sizes > self.max_document_bytes)
                 left_out.add("empty", int(np.count_nonzero(own & blank)))
                 left_out.add("too large", int(np.count_nonzero(own & large)))
@@ -208,18 +205,59 @@ class JsonLines:
         return NumberedFile(file.name, numbers, sizes, (numbers, offsets, sizes)), left_out
 
     def _listed(self, file: Listed, split: str, named: bool, seen: set[str]) -> Iterator[Source]:
+        """The sources of a split in a file whose documents have names of their own: lines, or threads of lines.
+
+        Args:
+            named: whether the file's name says its split; else the split follows from a hash of the id.
+            seen: ids of all documents so far; those of this file are added.
+        """
         left_out = LeftOut()
-        before: str | None = None  # the id of the line before
         document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
         spans: list[Span] = []  # of that document
         after_large = False
-        with reading(file.place.shown), decompressed(file.place) as stream:
-            _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), file.place.shown)
+        for entry in self._entries(file, seen):
+            after_large = after_large or entry.reason == "too large"
+            if not named and split_of(entry.id) != split:
+                continue
+            if entry.reason:
+                left_out.add(entry.reason)
+                continue
+            title = entry.title
+            if document is not None and document.id == entry.id:
+                title = document.title
+            else:
+                if document is not None:
+                    yield from self._kept(document, left_out)
+                spans = []
+            if spans and not after_large:
+                first, offset, _ = spans[-1]
+                spans[-1] = first, offset, entry.offset + entry.size - offset
+            else:
+                spans.append((entry.number, entry.offset, entry.size))
+            after_large = False
+            size = sum(size for *_, size in spans)
+            document = Source(entry.id, title, split, size, (file.name, *chain(*spans)))
+        if document is not None:
+            yield from self._kept(document, left_out)
+        yield from left_out.sources(file.name, split)
+
+    def _entries(self, file: Listed, seen: set[str]) -> Iterator[Entry]:
+        """The lines of a file with their names.
+
+        Raises CorpusError for a line that is no such document, and for the id of an earlier line, unless that is the line before
+        in the same thread.
+        """
+        before: str | None = None  # the id of the line before
+        where = f"{file.place}"
+        with _opened(file) as stream:
             for number, line in enumerate(lines(stream, self.max_document_bytes), 1):
                 id = title = f"{file.name}:{number}"
-                reason = "empty" if line.blank else "too large" if line.size > self.max_document_bytes else None
-                if line.data is not None and reason is None:
-                    where = f"{file.place}"
+                reason = ""
+                if line.blank:
+                    reason = "empty"
+                elif line.data is None:
+                    reason = "too large"
+                else:
                     record = _record(line.data, where, number, line.offset)
                     id, title = self._names(record, id, where, number)
                     if id in seen and not (self.thread_field and id == before):
@@ -228,28 +266,7 @@ class JsonLines:
                         raise CorpusError(f"{where} line {number} has the id {id!r} of an earlier line: {remedy}")
                     seen.add(id)
                     before = id
-                after_large = after_large or reason == "too large"
-                if not named and split_of(id) != split:
-                    continue
-                if reason is not None:
-                    left_out.add(reason)
-                    continue
-                if document is not None and document.id == id:
-                    title = document.title
-                else:
-                    if document is not None:
-                        yield from self._kept(document, left_out)
-                    spans = []
-                if spans and not after_large:
-                    first, offset, _ = spans[-1]
-                    spans[-1] = first, offset, line.offset + line.size - offset
-                else:
-                    spans.append((number, line.offset, line.size))
-                after_large = False
-                document = Source(id, title, split, sum(size for *_, size in spans), (file.name, *chain(*spans)))
-        if document is not None:
-            yield from self._kept(document, left_out)
-        yield from left_out.sources(file.name, split)
+                yield Entry(number, line.offset, line.size, id, title, reason)
 
     def _kept(self, document: Source, left_out: LeftOut) -> Iterator[Source]:
         """The document, unless its lines together are too large."""
@@ -271,6 +288,30 @@ class JsonLines:
             id = _whole(str(value), file, number)
         title = record.get(self.title_field) if self.title_field else None
         return id, _whole(title, file, number) if isinstance(title, str) and title else id
+
+
+class Entry(NamedTuple):
+    """A line, or the reason why it is left out, while a file is listed."""
+
+    number: int
+    """Counted from 1."""
+    offset: int
+    """Bytes before it in the unpacked file."""
+    size: int
+    """Bytes, its line end included."""
+    id: str
+    title: str
+    reason: str
+    """Why it is left out: "empty" or "too large"; else ""."""
+
+
+@contextmanager
+def _opened(file: Listed) -> Iterator[Forward]:
+    """The bytes of a file, decompressed. Raises CorpusError where it is damaged, or one JSON list."""
+    where = file.place.shown
+    with reading(where), decompressed(file.place) as stream:
+        _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), where)
+        yield stream
 
 
 def _spans(source: Source) -> list[Span]:

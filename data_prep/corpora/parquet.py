@@ -24,7 +24,7 @@ from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, refuse_packed, split_of
 from data_prep.packing import HEAD
-from data_prep.sources import NumberedFile, NumberedSources
+from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 
 BATCH_BYTES = 1 << 20
 MAX_ROWS = 1 << 26
@@ -138,9 +138,7 @@ class Parquet:
                 size = self._text_bytes(parquet, group) // max(1, count)
                 numbers = np.arange(number, number + count)
                 number += count
-                own = np.ones(count, bool)
-                if not named:
-                    own = np.array([split_of(f"{file.name}:{i}") == split for i in numbers.tolist()], bool)
+                own = np.ones(count, bool) if named else in_split_by_hash(file.name, numbers, split)
                 columns = [numbers, np.full(count, size), np.full(count, group), np.arange(count)]
                 found.append(np.stack(columns)[:, own])
         numbers, sizes, groups, rows = np.concatenate(found, axis=1)
