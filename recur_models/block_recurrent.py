@@ -108,22 +108,17 @@ class StateDirection(nn.Module):
         super().__init__()
         heads_width = 2 * config.width
         gate = GATES[config.gate]
-        squash = config.cell == "single"
+        has_projection = config.cell != "single"  # of attention's heads, into a gate
+        has_mlp = config.cell != "skip"
+        squash = not has_projection
+        mlp_inputs = config.d_model if has_projection else heads_width
         self.initial_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_(std=0.1))
         self.ids_SD = nn.Parameter(torch.empty(config.states, config.d_model).normal_())
         self.project = Projector(config, cross=True)
-        self.attention_gate = (
-            None if config.cell == "single" else gate(heads_width, config.d_model, config.equations, squash)
-        )
-        self.mlp_norm = RMSNorm(config.d_model) if config.cell == "dual" else None
-        self.mlp_hidden = (
-            None
-            if config.cell == "skip"
-            else linear(heads_width if config.cell == "single" else config.d_model, config.mlp_dim)
-        )
-        self.mlp_gate = (
-            None if config.cell == "skip" else gate(config.mlp_dim, config.d_model, config.equations, squash)
-        )
+        self.attention_gate = gate(heads_width, config.d_model, config.equations, squash) if has_projection else None
+        self.mlp_norm = RMSNorm(config.d_model) if has_projection and has_mlp else None
+        self.mlp_hidden = linear(mlp_inputs, config.mlp_dim) if has_mlp else None
+        self.mlp_gate = gate(config.mlp_dim, config.d_model, config.equations, squash) if has_mlp else None
 
     def read(self, c_BSD: Tensor) -> Projections:
         """Keys and values for the tokens, and the states' own queries."""

@@ -340,11 +340,10 @@ class WindowedTransformer(RecurrentModel):
 
     def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
         """Projections of the sharing layer's states, which every layer reads in a block; None without such a layer."""
-        return (
-            None
-            if self.sharing_layer is None
-            else self.layers[self.sharing_layer].project_states(layer_state(self.sharing_layer, state), fresh_B)
-        )
+        if self.sharing_layer is None:
+            return None
+        own = layer_state(self.sharing_layer, state)
+        return self.layers[self.sharing_layer].project_states(own, fresh_B)
 
     def hidden(self, x: Tensor) -> Tensor:
         """The input of the output layer."""

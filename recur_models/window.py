@@ -44,11 +44,10 @@ def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int
     index = torch.arange(2 * window, device=scale_H.device)
     distance_WZ = index[:window, None] + window - index[None, :]
     visible_WZ = (distance_WZ >= 1) & (distance_WZ <= window)
-    bias_HWZ = (
-        scale_H.new_zeros(1, *distance_WZ.shape)
-        if position_bias is None
-        else position_bias(distance_WZ) * scale_H.abs()[:, None, None]
-    )
+    if position_bias is None:
+        bias_HWZ = scale_H.new_zeros(1, *distance_WZ.shape)
+    else:
+        bias_HWZ = position_bias(distance_WZ) * scale_H.abs()[:, None, None]
     return bias_HWZ.masked_fill(~visible_WZ, MASKED)
 
 
