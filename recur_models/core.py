@@ -133,7 +133,7 @@ class CoreLayer(nn.Module):
         k, v = (split_heads(part, self.config.heads) for part in made.chunk(2, -1))
         return k, v
 
-    def nothing(self) -> tuple[Tensor, Tensor]:
+    def zero_key_value(self) -> tuple[Tensor, Tensor]:
         """Key and value of a zero vector, which are those of the norm's bias: [H, 1, E]."""
         made = linear_part(self.qkv, self.norm.bias, slice(self.config.width, None))
         k, v = (part.unflatten(-1, (self.config.heads, 1, -1)) for part in made.chunk(2, -1))
@@ -145,10 +145,10 @@ class CoreLayer(nn.Module):
         parts: Parts,
         distance_Hnm: Tensor,
         seen: Seen,
-        nothing: tuple[Tensor, Tensor] | None = None,
+        zero_key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance].
-        ``nothing``: result of `nothing` of the layer that makes the keys, if it is known already."""
+        ``zero_key_value``: that of the layer that makes the keys, if it is known already."""
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen = seen.unseen_nm
@@ -156,7 +156,7 @@ class CoreLayer(nn.Module):
         if crossing is not None and self.config.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
         elif crossing is not None:
-            k0, v0 = nothing or self.nothing()
+            k0, v0 = zero_key_value or self.zero_key_value()
             logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
         logits = logits + distance_Hnm
         weights = torch.softmax(logits if unseen is None else logits.masked_fill(unseen, MASKED), dim=-1)
@@ -212,13 +212,18 @@ class Distances(NamedTuple):
         """The most tokens that a token sees."""
         return self.table_EP.shape[1]
 
+    @property
+    def nearest(self) -> int:
+        """Distance of the nearest token that is seen."""
+        return 0 if self.itself else 1
+
     def between(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Distances from queries to keys, int64 [n, m]; negative for keys after the query. The last keys are the queries' own."""
         return torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
 
     def unseen(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Keys after a query or too far before it: bool [n, m]."""
-        far = self.between(queries, keys, device) - (0 if self.itself else 1)
+        far = self.between(queries, keys, device) - self.nearest
         return (far < 0) | (far >= self.span)
 
     def of(self, q_HnE: Tensor, keys: int) -> Tensor:
@@ -228,7 +233,7 @@ class Distances(NamedTuple):
         gets the value of another distance. No key may lie further before all queries than the span.
         """
         n = q_HnE.shape[-2]
-        first = self.span - (keys - q_HnE.shape[-2]) - (1 if self.itself else 0)
+        first = self.span - 1 - (keys - n - self.nearest)  # column of the first query's distance to the first key
         table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has
         first = min(first, n)
         product_HnP = q_HnE @ table_EP
@@ -239,7 +244,7 @@ class Distances(NamedTuple):
 
     def at(self, q_BHnE: Tensor, distance_Bnm: Tensor) -> Tensor:
         """q·e at given distances: [B, H, n, m]; a distance that is not seen gets the value of another one."""
-        column_Bnm = self.span - distance_Bnm - (1 if self.itself else 0)
+        column_Bnm = self.span - 1 - (distance_Bnm - self.nearest)
         index = column_Bnm.clamp(0, self.span - 1)[:, None].expand(-1, q_BHnE.shape[1], -1, -1)
         return torch.gather(q_BHnE @ self.table_EP, -1, index)
 

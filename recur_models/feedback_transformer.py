@@ -46,7 +46,7 @@ class Shared(NamedTuple):
     """As `FeedbackTransformer.projection`."""
     queries: Sequence[Tensor | None]
     """Each layer's `query_weight`."""
-    nothing: Context
+    zero_keys_values: Context
     """Key and value of a missing memory, of each layer that makes keys; empty where none is missing or missing ones are masked."""
 
 
@@ -172,8 +172,8 @@ class FeedbackTransformer(CoreModel):
                 near = F.pad(q @ distances.table_EP, (distance_B1m, 0), value=MASKED)
             else:
                 near = distances.at(q, distance_B1m)
-            nothing = shared.nothing[maker] if shared.nothing else None
-            x_B1D = layer.finish(x_B1D, layer.attend(q, parts[maker], near, seen, nothing))
+            zero_key_value = shared.zero_keys_values[maker] if shared.zero_keys_values else None
+            x_B1D = layer.finish(x_B1D, layer.attend(q, parts[maker], near, seen, zero_key_value))
             outputs.append(x_B1D)
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
         return x_B1D, (weights_L.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
@@ -186,8 +186,8 @@ class FeedbackTransformer(CoreModel):
     def shared(self, missing: bool) -> Shared:
         """The tensors that a block's tokens share. ``missing``: whether one of them lacks a memory."""
         zeros = missing and self.config.absent == "zeros"
-        nothing = [layer.nothing() for layer in self.makers] if zeros else []
-        return Shared(self.projection(), [layer.query_weight() for layer in self.layers], nothing)
+        zero_keys_values = [layer.zero_key_value() for layer in self.makers] if zeros else []
+        return Shared(self.projection(), [layer.query_weight() for layer in self.layers], zero_keys_values)
 
     def projection(self) -> tuple[Tensor, Tensor] | None:
         """One matrix and one bias that make keys and values for all layers from a memory normed without scale. None where
