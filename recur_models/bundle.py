@@ -1,6 +1,6 @@
 """Writes the modules of a model beside its weights, so that transformers opens the folder where Throughline is not installed.
 
-    write(folder, config)       # then AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    write_model(folder, config)       # then AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 transformers copies such modules out of a folder one by one, and only those that one of them imports as a neighbour. So each of
 ours becomes one file of one folder, `recur_models/layers.py` for example `recur_models_layers.py`, and imports the others as
@@ -33,11 +33,11 @@ TOKENIZER = "tokenization_throughline"
 def write_model(folder: Path, config: ModelConfig) -> None:
     """Write the modules that open a model of this config. Raises ValueError if the source of a module is not found."""
     if is_bundle():
-        copy(folder)
+        copy_own_modules(folder)
         return
     module = type(config).__module__
     packages = {*PACKAGES, module.partition(".")[0]}
-    write(folder, packages, [module, "recur_models.hf_model"])
+    write_modules(folder, packages, [module, "recur_models.hf_model"])
     name = type(config).__name__
     entry = [
         '"""Opens this folder in transformers with trust_remote_code=True. Made of Throughline\'s modules."""\n',
@@ -52,9 +52,9 @@ def write_model(folder: Path, config: ModelConfig) -> None:
 def write_tokenizer(folder: Path) -> None:
     """Write the modules that open a SentencePiece tokenizer."""
     if is_bundle():
-        copy(folder)
+        copy_own_modules(folder)
         return
-    write(folder, set(PACKAGES), ["recur_models.hf_tokenizer"])
+    write_modules(folder, set(PACKAGES), ["recur_models.hf_tokenizer"])
     entry = [
         '"""Opens this tokenizer in transformers with trust_remote_code=True. Made of Throughline\'s modules."""\n',
         "from .recur_models_hf_tokenizer import ThroughlineTokenizer\n",
@@ -67,13 +67,13 @@ def is_bundle() -> bool:
     return Path(__file__).stem == flat("recur_models.bundle")
 
 
-def copy(folder: Path) -> None:
+def copy_own_modules(folder: Path) -> None:
     """Copy the modules beside this one into the folder."""
     for path in Path(__file__).parent.glob("*.py"):
         shutil.copyfile(path, folder / path.name)
 
 
-def write(folder: Path, packages: set[str], modules: list[str]) -> None:
+def write_modules(folder: Path, packages: set[str], modules: list[str]) -> None:
     """Write these modules, and those of the packages that they import. Warns of an import that the folder cannot have."""
     left = list(modules)
     written = set[str]()

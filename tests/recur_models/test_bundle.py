@@ -16,7 +16,7 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModel
 
 from recur_models import MODELS, ModelConfig
-from recur_models.bundle import PACKAGES, flat, write
+from recur_models.bundle import PACKAGES, flat, write_modules
 from recur_models.hf import ThroughlineTokenizer
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_hf import representatives, text, wrap
@@ -141,7 +141,7 @@ def test_an_import_that_the_folder_lacks_is_said(
     (tmp_path / f"{PLUGIN_NAME}.py").write_text(f"if True:\n    {line}\nfrom recur_models.costs import Costs\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, PLUGIN_NAME, raising=False)
-    write(tmp_path, {PLUGIN_NAME, *PACKAGES}, [PLUGIN_NAME])
+    write_modules(tmp_path, {PLUGIN_NAME, *PACKAGES}, [PLUGIN_NAME])
     assert [f"since that module has '{line}'" in record.message for record in caplog.records] == [True]
 
 
