@@ -221,13 +221,7 @@ def write_part(
             encoded = _encode_all(documents, index, tokenizer)
             labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORED))
             samples = range(-index % plan.sample_every, len(documents), plan.sample_every)
-            for i in range(len(documents)) if folds is None else samples:
-                if lossless:
-                    tokens = encoded.document(i).tokens
-                    shown = tokens if folds is None else tokens[:SAMPLE_TOKENS]
-                    lossless = begins_with(documents[i].text, tokenizer, shown, len(tokens))
-            if lossless and folds:
-                lossless = not any(fold in document.text for document in documents for fold in folds)  # type: ignore[operator]
+            lossless = lossless and _are_kept(documents, encoded, tokenizer, folds, samples)
             index += len(documents)
             del documents  # before the next ones are read
             part.add(encoded)
@@ -278,6 +272,26 @@ def _encode(document: Document, tokenizer: Tokenizer) -> tuple[np.ndarray, np.nd
         return encode_labelled(document, tokenizer)
     with naming(document):
         return tokenizer.encode(document.text), None
+
+
+def _are_kept(
+    documents: Sequence[Document], encoded: Encoded, tokenizer: Tokenizer, folds: list[str] | None, samples: range
+) -> bool:
+    """Whether documents come back from their tokens.
+
+    Args:
+        encoded: the tokens of these documents.
+        folds: texts that the tokenizer does not give back (`folded`). None: it may cover only certain texts, so every document is
+            decoded as a whole.
+        samples: the documents whose first tokens are decoded where ``folds`` are known; in the others they are only looked for.
+    """
+    for i in range(len(documents)) if folds is None else samples:
+        tokens = encoded.document(i).tokens
+        first = tokens if folds is None else tokens[:SAMPLE_TOKENS]
+        if not begins_with(documents[i].text, tokenizer, first, len(tokens)):
+            return False
+    changed = [fold for fold in folds or () if any(fold in document.text for document in documents)]  # type: ignore[operator]
+    return not changed
 
 
 def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:
