@@ -68,21 +68,26 @@ class ScannedGroup:
     @staticmethod
     def join(groups: Sequence[ScannedGroup], sizes: Sequence[int]) -> ScannedGroup:
         """Join groups into one. `sizes` are the numbers of sources of each."""
-        starts = np.cumsum([0, *sizes])
-        firsts = np.cumsum([0, *(len(group.kept) for group in groups)])
+        none = np.empty(0, np.int64)
+        kept = [none]
+        titles: dict[int, str] = {}
         skipped: Counter[str] = Counter()
-        for group in groups:
+        first_source = 0
+        first_kept = 0
+        for group, size in zip(groups, sizes, strict=True):
+            kept.append(group.kept + first_source)
+            titles |= {first_kept + i: title for i, title in group.titles.items()}
             skipped.update(group.skipped)
+            first_source += size
+            first_kept += len(group.kept)
         return ScannedGroup(
-            np.concatenate(
-                [np.empty(0, np.int64), *(g.kept + start for g, start in zip(groups, starts, strict=False))]
-            ),
-            np.concatenate([np.empty(0, np.int64), *(group.bytes for group in groups)]),
-            np.concatenate([np.empty(0, np.int64), *(group.words for group in groups)]),
-            np.concatenate([np.empty(0, np.uint64), *(group.xxh3 for group in groups)]),
-            {int(first) + i: title for g, first in zip(groups, firsts, strict=False) for i, title in g.titles.items()},
-            dict(sorted(skipped.items())),
-            any(group.raw for group in groups),
+            kept=np.concatenate(kept),
+            bytes=np.concatenate([none, *(group.bytes for group in groups)]),
+            words=np.concatenate([none, *(group.words for group in groups)]),
+            xxh3=np.concatenate([np.empty(0, np.uint64), *(group.xxh3 for group in groups)]),
+            titles=titles,
+            skipped=dict(sorted(skipped.items())),
+            raw=any(group.raw for group in groups),
         )
 
 
@@ -148,11 +153,17 @@ class ScannedDocuments(Sequence[Scanned]):
     def __getitem__(self, index: int | slice) -> Scanned | tuple[Scanned, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        group, source = self.group, self.sources[int(self.group.kept[index])]
-        index = range(len(self))[index]
-        title = group.titles.get(index, source.title)
-        size, words, checksum = int(group.bytes[index]), int(group.words[index]), int(group.xxh3[index])
-        return Scanned(source.id, title, size, words, checksum, source.place)
+        index = range(len(self))[index]  # counted from the front
+        group = self.group
+        source = self.sources[int(group.kept[index])]
+        return Scanned(
+            id=source.id,
+            title=group.titles.get(index, source.title),
+            bytes=int(group.bytes[index]),
+            words=int(group.words[index]),
+            xxh3=int(group.xxh3[index]),
+            place=source.place,
+        )
 
     def sources_of(self, run: range) -> Sequence[Source]:
         """The sources of some documents."""
@@ -200,7 +211,8 @@ class SplitScan:
 
     def _lines(self, run: range) -> Iterator[str]:
         """JSON lines of some documents: [id, split, bytes, xxh3]."""
-        group, some = self.documents.group, slice(run.start, run.stop)
+        group = self.documents.group
+        some = slice(run.start, run.stop)
         ids, _ = self.documents.names_of(run)
         # A line end within an id is escaped: all at once is ten times quicker than one by one.
         quoted = json.dumps(ids, ensure_ascii=False, separators=(",\n", ":"))[1:-1].split(",\n")
@@ -249,7 +261,9 @@ class SplitPlan:
 
     def difference(self, made: Manifest) -> str:
         """The differences of a split with another fingerprint, in words: `segment_length (512, now 1024)`."""
-        old, new, words = made.inputs, self.inputs, []
+        old = made.inputs
+        new = self.inputs
+        words = []
         if old["corpus"] != new["corpus"]:
             counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
             same = old["corpus"]["options"] == new["corpus"]["options"]
@@ -285,22 +299,24 @@ class SplitPlan:
     def part(self, index: int) -> PartPlan:
         """Everything a task needs to write one part, with the fingerprint of its inputs."""
         run = self.parts[index]
-        documents, some = self.scan.documents, slice(run.start, run.stop)
+        documents = self.scan.documents
+        some = slice(run.start, run.stop)
         content = xxhash.xxh3_128(documents.group.bytes[some].tobytes() + documents.group.xxh3[some].tobytes())
         inputs = [self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content.hexdigest()]
         return PartPlan(
-            index,
-            run.start,
-            documents.sources_of(run),
-            documents.group.xxh3[some],
-            digest(inputs),
-            max(1, len(documents) // SAMPLED),
+            index=index,
+            first_document=run.start,
+            sources=documents.sources_of(run),
+            xxh3=documents.group.xxh3[some],
+            fingerprint=digest(inputs),
+            sample_every=max(1, len(documents) // SAMPLED),
         )
 
     def table(self, index: int, result: PartResult) -> dict[str, Any]:
         """The rows of the table of the documents for a part: a column for each field of DocumentEntry."""
         run = self.parts[index]
-        group, some = self.scan.documents.group, slice(run.start, run.stop)
+        group = self.scan.documents.group
+        some = slice(run.start, run.stop)
         ids, titles = self.scan.documents.names_of(run)
         return {
             "id": ids,

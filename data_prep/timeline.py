@@ -157,7 +157,8 @@ class Timeline:
         np.add.at(between, step + 1 - lowest, T)
         np.add.at(between, last_step - lowest, -T)
         self.valid[lowest:steps] += np.cumsum(between)
-        self._places, self._documents = np.append(self._places, places), np.append(self._documents, documents)
+        self._places = np.append(self._places, places)
+        self._documents = np.append(self._documents, documents)
         self._by_lane = None
         self.forgotten = max(self.forgotten, begin)
         starts, lanes = np.divmod(self._places, self.lanes)
