@@ -16,6 +16,8 @@ from tune_spaces.drawing import Searcher, draw, grid
 
 MAX_DRAWS = 200
 """Most attempts to draw a trial: a draw that was made before, or that does not fit, is drawn again."""
+NEXT_ATTEMPT = 1_000_003
+"""Distance between the numbers of a trial's attempts, so that no attempt is the first one of another trial."""
 
 
 def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
@@ -27,24 +29,43 @@ def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
     if baseline is not None:
         add(sweep, baseline, baseline=True)
     if config.search == "grid":
-        with given_by_user(ValueError):
-            combinations = [values for values in grid(domains, config.grid_points) if values != baseline]
-        added = [add(sweep, values) for values in combinations if fits(sweep, values)]
-        left_out = len(combinations) - len(added)
-        if left_out:
-            print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
+        plan_grid(sweep, domains)
     elif config.search == "random":
-        for index in range(config.num_samples - len(sweep.trials)):
-            before = [trial.values for trial in sweep.trials.values()]
-            draws = (draw(domains, config.train.seed, index + attempt * 1_000_003) for attempt in range(MAX_DRAWS))
-            values = next((values for values in draws if values not in before and fits(sweep, values)), None)
-            if values is None:
-                print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
-                break
-            add(sweep, values)
+        plan_random(sweep, domains)
     if not sweep.trials and not config.suggested:
         raise UserError(f"nothing of the space {config.space} fits {config.preset}: vary something else")
     return False
+
+
+def plan_grid(sweep: Sweep, domains: Mapping[str, Any]) -> None:
+    """Add a trial for each combination of the grid that fits together, but for the preset's own values."""
+    baseline = sweep.config.own_values(sweep.fields)
+    with given_by_user(ValueError):
+        combinations = [values for values in grid(domains, sweep.config.grid_points) if values != baseline]
+    added = [add(sweep, values) for values in combinations if fits(sweep, values)]
+    left_out = len(combinations) - len(added)
+    if left_out:
+        print(f"  note    {left_out} combinations of the grid do not fit together and are left out", flush=True)
+
+
+def plan_random(sweep: Sweep, domains: Mapping[str, Any]) -> None:
+    """Add random trials until there are ``num_samples``, or none is found that is new and fits together."""
+    for index in range(sweep.config.num_samples - len(sweep.trials)):
+        values = draw_new(sweep, domains, index)
+        if values is None:
+            print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)
+            return
+        add(sweep, values)
+
+
+def draw_new(sweep: Sweep, domains: Mapping[str, Any], index: int) -> dict[str, Any] | None:
+    """Values of no trial yet that fit together; None after `MAX_DRAWS` attempts. ``index`` numbers the sweep's random trials."""
+    before = [trial.values for trial in sweep.trials.values()]
+    for attempt in range(MAX_DRAWS):
+        values = draw(domains, sweep.config.train.seed, index + attempt * NEXT_ATTEMPT)
+        if values not in before and fits(sweep, values):
+            return values
+    return None
 
 
 def suggest(sweep: Sweep, searcher: Searcher) -> Trial | None:
