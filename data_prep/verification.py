@@ -241,27 +241,39 @@ def _row_faults(
     tokens = rows.column("tokens").flatten().to_numpy()
     if len(tokens) and int(tokens.max()) >= manifest.tokenizer.bod_id:
         yield f"{where} holds the token {int(tokens.max())}, which no document can have"
-    labels = 0
-    if manifest.labelled:
-        targets = rows.column("targets").flatten().to_numpy()
-        labels = int(np.count_nonzero(targets != IGNORED))
-        if len(targets) and not IGNORED <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
-            yield f"{where} holds a target from {int(targets.min())} to {int(targets.max())}, which no document can have"
-        if manifest.segment_length > 1:
-            padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
-            if (targets.reshape(padding.shape)[padding] != IGNORED).any():
-                yield f"{where} has a target in the padding after a document"
-    if documents is None:
-        return labels
-    own = documents.of(part, batch)
-    lengths = documents.lengths[own]
-    T = manifest.segment_length
+    labels = (yield from _target_faults(where, manifest, rows)) if manifest.labelled else 0
+    if documents is not None:
+        own = documents.of(part, batch)
+        yield from _place_faults(where, rows, own, documents.lengths[own], manifest.segment_length)
+    return labels
+
+
+def _target_faults(where: str, manifest: Manifest, rows: pa.RecordBatch) -> Generator[str, None, int]:
+    """The faults of a labelled record batch's targets. Returns how many tokens have one."""
+    targets = rows.column("targets").flatten().to_numpy()
+    if len(targets) and not IGNORED <= int(targets.min()) <= int(targets.max()) < manifest.tokenizer.bod_id:
+        yield f"{where} holds a target from {int(targets.min())} to {int(targets.max())}, which no document can have"
+    if manifest.segment_length > 1:
+        padding = np.arange(manifest.segment_length) >= rows.column("length").to_numpy()[:, None]
+        if (targets.reshape(padding.shape)[padding] != IGNORED).any():
+            yield f"{where} has a target in the padding after a document"
+    return int(np.count_nonzero(targets != IGNORED))
+
+
+def _place_faults(where: str, rows: pa.RecordBatch, own: np.ndarray, lengths: np.ndarray, T: int) -> Iterator[str]:
+    """The faults of the columns that say which tokens of which document a row holds.
+
+    Args:
+        own: int64 [documents]. The documents that the table has in this record batch.
+        lengths: int64 [documents]. Their tokens.
+        T: tokens of a row.
+    """
     count = -(-lengths // T)
     if rows.num_rows != count.sum():
         yield f"{where} has {rows.num_rows} rows and its documents in the table have {count.sum()}"
-        return labels
+        return
     if T == 1:
-        return labels  # ids back to back: the table alone says whose they are
+        return  # ids back to back: the table alone says whose they are
     document = np.repeat(own, count)
     offset = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * T
     length = np.minimum(np.repeat(lengths, count) - offset, T)
@@ -270,4 +282,3 @@ def _row_faults(
         if not np.array_equal(found, expected):
             i = int(np.argmax(found != expected))
             yield f"{where}: row {i} has {name} {int(found[i])} and should have {int(expected[i])}"
-    return labels
