@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import subprocess
 import sys
 import threading
 import time
@@ -16,47 +15,40 @@ from typing import Any
 from common.credentials import without_credentials
 from common.errors import first_cause
 from common.places import Place
-from pipelines import PACKAGE_ROOT
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import MAX_CAUSE_LENGTH, TrackingError, is_final, is_server, load_mlflow, tracking_uri
+from pipelines.tracking.commit import git_commit
 from pipelines.tracking.identity import TAG_LENGTH, begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import DatasetInfo, MlflowRun, Status
 from pipelines.tracking.models import SLOWEST_UPLOAD
 
-START_SECONDS = {True: 10.0, False: 60.0}
-"""With on_failure="stop": how long the start waits for a server (True), and for a database to be made (False)."""
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
+SERVER_SECONDS = 10.0
+DATABASE_SECONDS = 60.0
+"""With on_failure="stop": how long the start waits for a server to answer, and for a database to be made."""
+SHORTEST_PAUSE = 0.25
+LONGEST_PAUSE = 5.0
+"""Seconds between two attempts to send: each pause is twice as long as the one before."""
 MAX_RECORDS = 200
 """Most records that are sent together."""
 SEND_SECONDS = 5.0
 """Seconds between two requests with metrics alone: a request costs MLflow about as much for one point as for fifty."""
-DOES_NOT_ANSWER, REFUSES = "does not answer", "refuses this run"
-
-
-def git_commit() -> str | None:
-    """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(PACKAGE_ROOT), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else git would give the commit of the repository around it
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return None
+DOES_NOT_ANSWER = "does not answer"
+REFUSES = "refuses this run"
 
 
 class Tracker:
     """One run: its record on disk, and the thread that sends it to MLflow. Made by `start` or `attach`."""
 
     def __init__(self, config: TrackingConfig, run_folder: Path, run: MlflowRun | None, kept: list[Record]) -> None:
-        self._config, self._run = config, run
+        self._config = config
+        self._run = run
         self._file = MetricsFile(run_folder / "metrics.jsonl")
         self._waiting: list[Record | Callable[[MlflowRun], object]] = [*kept]
         """Records and calls that MLflow may lack, the oldest first; a repeated command makes the calls anew."""
-        self._woken, self._first_try, self._abandoned = (threading.Event() for _ in range(3))
+        self._woken = threading.Event()
+        self._first_try = threading.Event()
+        self._abandoned = threading.Event()
         self._closing = False
         self._upload_bytes = 0
         self._moved = self._due = 0.0
@@ -94,7 +86,8 @@ class Tracker:
                 keeps all of them.
             place, publish, recorded: as for `begin_run`; by default the run is in ``run_folder``.
 
-        Raises TrackingError, a ConnectionError, when MLflow does not answer within about ten seconds and `on_failure` is "stop".
+        Raises TrackingError, a ConnectionError, when `on_failure` is "stop" and MLflow does not answer: a server within
+        `SERVER_SECONDS`, a database within `DATABASE_SECONDS`.
         """
         run_folder.mkdir(parents=True, exist_ok=True)
         kept, abandoned = drop_after(run_folder / "metrics.jsonl", resume_step)
@@ -115,7 +108,7 @@ class Tracker:
         own_tags = {key: value for key, value in described.items() if value}
         run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, step)
         tracker = cls(config, run_folder, run, kept)
-        seconds = START_SECONDS[is_server(config)]
+        seconds = SERVER_SECONDS if is_server(config) else DATABASE_SECONDS
         if config.on_failure == "stop":
             if not tracker._first_try.wait(seconds):
                 tracker._error = tracker._stop(f"no answer within {seconds:.0f} seconds")
@@ -133,7 +126,8 @@ class Tracker:
         """
         place = place or Place.parse(run_folder)
         tracked = config.backend == "mlflow" and saved_run(run_folder).get("run_id")
-        if tracked and (original := copied_from(run_folder, place)):
+        original = copied_from(run_folder, place) if tracked else None
+        if original:
             print(
                 f"note: {place.shown} is a copy of {shown(original)} and has no run in MLflow yet: its metrics go only to "
                 "metrics.jsonl, until `train` makes it a run of its own",
@@ -235,7 +229,10 @@ class Tracker:
         while left > 0 and not self._abandoned.is_set():
             batch = self._oldest()
             try:
-                self._run.send(batch) if isinstance(batch[0], Record) else batch[0](self._run)
+                if isinstance(batch[0], Record):
+                    self._run.send(batch)
+                else:
+                    batch[0](self._run)
             except Exception as error:
                 if not is_final(error):
                     raise
@@ -280,8 +277,10 @@ class Tracker:
         return list(takewhile(lambda item: isinstance(item, Record), oldest)) or oldest[:1]
 
     def _silent(self, error: Exception) -> None:
-        now, cause = time.monotonic(), first_cause(error, most=MAX_CAUSE_LENGTH)
-        before, self._says = self._says, REFUSES if is_final(error) else DOES_NOT_ANSWER
+        now = time.monotonic()
+        cause = first_cause(error, most=MAX_CAUSE_LENGTH)
+        before = self._says
+        self._says = REFUSES if is_final(error) else DOES_NOT_ANSWER
         if getattr(error, "error_code", None) == "UNAUTHENTICATED":
             cause = "it does not know the name and password in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         first = self._silent_since is None or before != self._says
@@ -303,7 +302,8 @@ class Tracker:
     def _answered(self) -> None:
         if self._silent_since is None or self._run is None:
             return
-        self._silent_since, self._says = None, DOES_NOT_ANSWER
+        self._silent_since = None
+        self._says = DOES_NOT_ANSWER
         if self._config.on_failure == "continue":
             self._say("answers again", "")
         self._run.restart_monitor()

@@ -27,9 +27,9 @@ from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.tracking import DatasetInfo, Tracker, TrackingError, read_run
 from pipelines.tracking.client import load_mlflow, make_database
+from pipelines.tracking.commit import git_commit
 from pipelines.tracking.identity import KEY, begin_run
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
-from pipelines.tracking.tracker import git_commit
 from pipelines.ui import command
 from tests.mlflow_server import Server
 from tests.waiting import wait_until
