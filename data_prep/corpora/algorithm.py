@@ -50,8 +50,8 @@ class Algorithm(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(statements=1, variables=1)
-        self.check_most(variables=len(VARIABLES))
+        self.check_at_least(statements=1, variables=1)
+        self.check_at_most(variables=len(VARIABLES))
 
     def options(self) -> dict[str, Any]:
         """The options, with the bound of values, on which every program depends."""

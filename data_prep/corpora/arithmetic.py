@@ -41,8 +41,8 @@ class Arithmetic(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(modulus=2, length=1)
-        self.check_most(modulus=MAX_SYMBOLS)
+        self.check_at_least(modulus=2, length=1)
+        self.check_at_most(modulus=MAX_SYMBOLS)
 
     def symbols(self) -> list[str]:
         return [*OPERATORS, *map(str, range(self.modulus))]

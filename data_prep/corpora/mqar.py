@@ -68,11 +68,11 @@ class Mqar(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(pairs=1, rewrites=0)
+        self.check_at_least(pairs=1, rewrites=0)
         most = max((self.pairs, *self.curriculum))
         given = most + min(self.rewrites, most)
-        self.check(length=2 * (most + given), vocabulary=2 * given + 2)
-        self.check_most(vocabulary=MAX_SYMBOLS)
+        self.check_at_least(length=2 * (most + given), vocabulary=2 * given + 2)
+        self.check_at_most(vocabulary=MAX_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

@@ -43,7 +43,7 @@ class Permutation(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(length=1)
+        self.check_at_least(length=1)
 
     def symbols(self) -> list[str]:
         return names(self.group)

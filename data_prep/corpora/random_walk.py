@@ -52,8 +52,8 @@ class RandomWalk(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(grid=2, length=1)
-        self.check_most(grid=math.isqrt(MAX_SYMBOLS))
+        self.check_at_least(grid=2, length=1)
+        self.check_at_most(grid=math.isqrt(MAX_SYMBOLS))
 
     def symbols(self) -> list[str]:
         return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]

@@ -82,7 +82,7 @@ class Task(ABC):
     """Every document follows from it, the split and its number there."""
 
     def __post_init__(self) -> None:
-        self.check(train=0, validation=0, test=0, seed=0)
+        self.check_at_least(train=0, validation=0, test=0, seed=0)
         wrong = [value for value in self._curriculum if value < 1]
         if wrong:
             what = "lengths" if self.graded == "length" else self.graded
@@ -90,16 +90,17 @@ class Task(ABC):
                 f"curriculum of corpus {self.name} holds {wrong[0]}: give --curriculum {what} of 1 or more"
             )
         for field, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and (value := getattr(self, field)) not in get_args(kind):
+            value = getattr(self, field)
+            if get_origin(kind) is Literal and value not in get_args(kind):
                 raise CorpusError(
                     f"{field} of corpus {self.name} is {value!r}: give --{field} {' or '.join(get_args(kind))}"
                 )
 
-    def check(self, **least: int) -> None:
-        """As `check_least`."""
+    def check_at_least(self, **least: int) -> None:
+        """Raises CorpusError if a field is smaller than its bound in `least`."""
         check_least(self, **least)
 
-    def check_most(self, **most: int) -> None:
+    def check_at_most(self, **most: int) -> None:
         """Raises CorpusError if a field is larger than its bound in `most`."""
         for field, bound in most.items():
             value = getattr(self, field)
