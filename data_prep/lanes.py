@@ -129,9 +129,9 @@ class TrainingLanes:
         self._timeline = self._begin()
 
     def _begin(self) -> Timeline:
+        """A timeline on which no document is placed yet."""
         orders = map(self.order, count())
-        sizes = {"lanes": self.lanes, "segment_length": self.segment_length, "block": self.block}
-        return Timeline(self._lengths, orders, **sizes)
+        return Timeline(self._lengths, orders, lanes=self.lanes, segment_length=self.segment_length, block=self.block)
 
     @property
     def tokens_per_epoch(self) -> int:
@@ -222,8 +222,10 @@ class EvaluationLanes:
         self.lengths = lengths
         """int64 [documents]: tokens read of each document; 0 where it is left out."""
         order = np.argsort(-lengths, kind="stable")
-        sizes = {"lanes": lanes, "segment_length": segment_length, "block": block}
-        self._timeline = Timeline(lengths, [order[lengths[order] > 0]], **sizes, aligned=aligned)
+        longest_first = order[lengths[order] > 0]
+        self._timeline = Timeline(
+            lengths, [longest_first], lanes=lanes, segment_length=segment_length, block=block, aligned=aligned
+        )
         self._timeline.extend(math.inf)
         self.steps: int = -(-self._timeline.end // self._timeline.blocks_per_step)
         """The number of steps after which every token has been read."""
@@ -272,8 +274,10 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     def fits(spacing: int) -> bool:
         return int(np.minimum(lengths[at(spacing)], enough).sum()) <= limit
 
-    # The documents of the widest spacing are taken even if they do not fit.
-    chosen = at(1 + bisect_left(range(1, int(ends[-1])), True, key=fits))
+    # The wider the spacing, the fewer documents: `fits` is False up to some spacing, and True from there on.
+    spacings = range(1, int(ends[-1]))
+    too_narrow = bisect_left(spacings, x=True, key=fits)
+    chosen = at(1 + too_narrow)  # the widest spacing is taken even if its documents do not fit
     read = np.zeros_like(lengths)
     read[chosen] = _to_one_length(lengths[chosen], block, limit)
     return read

@@ -237,8 +237,13 @@ class DocumentPass:
     @torch.inference_mode()
     def _read(self, model: RecurrentModel, shard: Shard, device: torch.device) -> Iterator[int]:
         """Read a shard from where it was saved. Yields the tokens that were read before, then those of each step."""
-        sizes = {"lanes": shard.lanes, "segment_length": shard.segment_length, "block": model.block}
-        schedule = EvaluationLanes(shard.lengths, **sizes, aligned=shard.clearing != "nothing")
+        schedule = EvaluationLanes(
+            shard.lengths,
+            lanes=shard.lanes,
+            segment_length=shard.segment_length,
+            block=model.block,
+            aligned=shard.clearing != "nothing",
+        )
         first, kept, state = self.saved(shard)
         yield sum(schedule.valid_tokens(step) for step in range(first))
         saved = time.monotonic()

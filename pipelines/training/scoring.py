@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -215,12 +214,15 @@ def score_split(
 
     Raises UserError if a store is labelled and the tokens read have no label.
     """
-    sizes: dict[str, Any] = {"segment_length": segment_length, "block": model.block}
-    schedule = EvaluationLanes(store.lengths, lanes=lanes, limit_tokens=limit_tokens, **sizes)
+    block = model.block
+    schedule = EvaluationLanes(
+        store.lengths, lanes=lanes, segment_length=segment_length, block=block, limit_tokens=limit_tokens
+    )
     chosen = int(np.count_nonzero(schedule.lengths))
     # Idle lanes cost as much as others; each process has one at least.
     if chosen < min(lanes, np.count_nonzero(store.lengths)):
-        schedule = EvaluationLanes(schedule.lengths, lanes=min(lanes, max(chosen, world.size)), **sizes)
+        fewer = min(lanes, max(chosen, world.size))
+        schedule = EvaluationLanes(schedule.lengths, lanes=fewer, segment_length=segment_length, block=block)
     was_training = model.training
     bucket = bucket_of(schedule.lengths, model.block)
     sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // bucket)))
