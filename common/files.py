@@ -14,6 +14,7 @@ from typing import Any
 
 import xxhash
 
+from common.errors import UserError
 from common.places import Place
 
 
@@ -48,6 +49,14 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 def _seal_of(body: bytes) -> bytes:
     return f'{{\n "checksum": "{xxhash.xxh3_128_hexdigest(body)}",\n'.encode()
+
+
+def read_text(file: Path, remedy: str) -> str:
+    """The text of a file. Raises UserError with this remedy if it is not UTF-8."""
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): {remedy}") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

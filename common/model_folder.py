@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.files import read_text
+
+RELEASED = "give it as it was released"
+"""The remedy for a file that is not what transformers saved."""
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
@@ -51,17 +55,9 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        values = json.loads(read_text(file))
+        values = json.loads(read_text(file, RELEASED))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}): give it as it was released") from None
     if not isinstance(values, dict):
         raise UserError(f"{file} holds no object: give it as it was released")
     return values
-
-
-def read_text(file: Path) -> str:
-    """The text of a file. Raises UserError if it is not UTF-8."""
-    try:
-        return file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): give it as it was released") from None

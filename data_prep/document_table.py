@@ -19,6 +19,7 @@ import xxhash
 
 from common.places import Place
 from data_prep.manifest import REMEDY, ChecksummedSink, DocumentEntry, StoreError, TableEntry
+from data_prep.segments import arrow_array
 
 NAME = "documents.arrow"
 
@@ -99,10 +100,9 @@ def write_table(folder: Place, groups: Iterable[Mapping[str, Any]]) -> TableEntr
 
 
 def _column(values: Any, type: pa.DataType) -> pa.Array:
-    """Numbers or strings as an Arrow array. `pa.array` would import pandas first, to check for its types."""
+    """Numbers or strings as an Arrow array, without `pa.array` (see `arrow_array`)."""
     if type != pa.string():
-        numbers = np.array(values, np.int64 if type == pa.int64() else np.int32)
-        return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(numbers)])
+        return arrow_array(np.array(values, np.int64 if type == pa.int64() else np.int32))
     whole = "".join(values)
     if not whole.isascii():
         values = [value.encode() for value in values]

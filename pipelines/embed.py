@@ -19,10 +19,11 @@ import tyro
 
 from common.checks import check_options
 from common.errors import UserError
+from common.files import read_text
 from common.lock import file_lock
 from common.places import Place
 from data_prep.documents import check_split
-from pipelines.inference.trained import load, open_split, read_text
+from pipelines.inference.trained import load, open_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> None:
     """Embed documents, resuming where an earlier start was killed. Raises UserError for bad input."""
     config = cli.parse(EmbedConfig, argv, __doc__)
     output = Place.parse(config.output)
-    text = read_text(config.file) if config.file else ""
+    text = read_text(config.file, "convert it first") if config.file else ""
     trained = load(config.run, config.store, config.corpus, best=config.checkpoint == "best")
     checkpoint = trained.checkpoint
     assert checkpoint is not None, "load says where it found the model"

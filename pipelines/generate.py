@@ -24,7 +24,8 @@ import tyro
 
 from common.checks import check_options
 from common.errors import UserError
-from pipelines.inference.trained import TextTokenizer, Trained, device, load, read_text
+from common.files import read_text
+from pipelines.inference.trained import TextTokenizer, Trained, device, load
 from pipelines.terminal import cli
 from pipelines.terminal.output import discard, printable
 
@@ -151,7 +152,7 @@ class TextStream:
 def main(argv: list[str]) -> None:
     """Continue a text and print it as it is written. Raises UserError for bad input."""
     config = cli.parse(GenerateConfig, argv, __doc__)
-    prompt = read_text(config.file) if config.file else config.prompt
+    prompt = read_text(config.file, "convert it first") if config.file else config.prompt
     trained = load(config.run, config.store)
     if trained.labels:
         raise UserError(

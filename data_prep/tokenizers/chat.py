@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.model_folder import eos_token_ids, read_json, read_text
+from common.files import read_text
+from common.model_folder import RELEASED, eos_token_ids, read_json
 
 CHAT_FILE = "chat.json"
 """Name of the file in which a store keeps a `Chat`."""
@@ -81,7 +82,7 @@ def read_template(folder: Path) -> str | dict[str, str]:
                 raise TypeError("a template is no text")
     for file in (folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))):
         if file.is_file():
-            templates["default" if file.parent == folder else file.stem] = read_text(file)
+            templates["default" if file.parent == folder else file.stem] = read_text(file, RELEASED)
     return templates["default"] if templates.keys() == {"default"} else templates
 
 

@@ -87,14 +87,6 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def read_text(file: Path) -> str:
-    """A user's text file. Raises UserError where it is not UTF-8."""
-    try:
-        return file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): convert it first") from None
-
-
 def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:
     """The model and tokenizer at this path or URI. ``best``: a run's best checkpoint, and not its newest.
 
