@@ -46,7 +46,7 @@ class SweepRecord:
         """Why no trial continues until a person has fixed something; empty if nothing is to be fixed."""
         self.asked = False
         """Whether the sweep was asked to stop."""
-        self.rests = False
+        self.ended_by_stopper = False
         """Whether a stopper has ended the sweep."""
         self.on_end: Callable[[Trial], None] = lambda trial: None
         self._runs: dict[str, TrainConfig] = {}
@@ -90,7 +90,7 @@ class SweepRecord:
 
     def closed(self) -> bool:
         """Whether no trial is to begin or to continue any more."""
-        return self.asked or self.rests or bool(self.retryable) or bool(self.budget.spent())
+        return self.asked or self.ended_by_stopper or bool(self.retryable) or bool(self.budget.spent())
 
     def begin(self, trial: Trial) -> None:
         """Record that a trial begins, for the first time or again. If no trial is to begin any more, ask it to leave instead."""
@@ -153,12 +153,12 @@ class SweepRecord:
         self.sweep.save(trial, SAVE_SECONDS)
 
     def _count(self, trial: Trial, step: int, value: float) -> None:
-        self._come(trial, step)
+        self._advance_to(trial, step)
         trial.last = MetricPoint(step, value)
         if trial.best is None or value < trial.best.value:
             trial.best = trial.last
 
-    def _come(self, trial: Trial, step: int) -> None:
+    def _advance_to(self, trial: Trial, step: int) -> None:
         if step > trial.steps:
             run = self.run_of(trial)
             trial.steps = step
@@ -178,7 +178,7 @@ class SweepRecord:
             trial = self.sweep.trials[name]
             records = self._tails[name].records()
             if records:
-                self._come(trial, max(record.step for record in records))
+                self._advance_to(trial, max(record.step for record in records))
                 self.sweep.save(trial, SAVE_SECONDS)
             if spent and not trial.reason:
                 trial.reason = spent
@@ -214,7 +214,7 @@ class SweepRecord:
         if trial.id not in self.busy:
             return
         for record in self._tails.pop(trial.id).records(last=True):
-            self._come(trial, record.step)
+            self._advance_to(trial, record.step)
         trial.seconds += time.monotonic() - self.busy.pop(trial.id)
         if trial.reason.startswith("failed: "):
             self._end(trial, "failed", trial.reason.removeprefix("failed: "))

@@ -80,7 +80,7 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
     record.on_end = tracking.end
     status = "FAILED"
     try:
-        tracking.again()
+        tracking.log_missing_ends()
         over = sum(trial.over for trial in sweep.trials.values())
         count = config.num_samples if config.suggested else len(sweep.trials)
         begun = f", of which {over} are over" if over else ""

@@ -1,7 +1,7 @@
 """A sweep in MLflow: a run of its own, with a child for each trial, however that ended.
 
 tracking = SweepTracking(sweep, command)
-config = tracking.below(config)         # of a trial: its run will stand below the sweep's
+config = tracking.as_child(config)         # of a trial: its run will stand below the sweep's
 tracking.end(trial)                     # why it ended, and what its own process could not send
 tracking.close("FINISHED")
 """
@@ -61,12 +61,12 @@ class SweepTracking:
             self.run_id = self._tracker.run_id or ""
             time.sleep(0.05)
 
-    def below(self, run: TrainConfig) -> TrainConfig:
+    def as_child(self, run: TrainConfig) -> TrainConfig:
         """The same run, as a child of the sweep's."""
         self.run_id = self.run_id or self._tracker.run_id or ""
         return replace(run, tracking=replace(run.tracking, parent=self.run_id))
 
-    def again(self) -> None:
+    def log_missing_ends(self) -> None:
         """Log the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
         for trial in self._sweep.trials.values():
             if trial.over:
@@ -93,7 +93,7 @@ class SweepTracking:
             return
         for name in ("metrics.jsonl", "config.json"):  # for a sweep in a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")
-        run = self.below(self._sweep.run_of(trial))
+        run = self.as_child(self._sweep.run_of(trial))
         RunFolder.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")

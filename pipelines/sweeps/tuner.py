@@ -127,12 +127,12 @@ class Logged(NotKept, TrialScheduler):
         with seeded(f"{config.train.seed}/{result['tokens']}"):
             decision = self._rule.on_trial_result(tune_controller, trial, told)
         rests = self._stops(ours.id, result)
-        self._record.rests = self._record.rests or self._stops.stop_all()
+        self._record.ended_by_stopper = self._record.ended_by_stopper or self._stops.stop_all()
         known = self._record.known(ours, step)
         if known is not None:
             return known if self._by_results or known == self.STOP else decision
         by = config.scheduler
-        if (rests or self._record.rests) and decision != self.STOP:
+        if (rests or self._record.ended_by_stopper) and decision != self.STOP:
             decision = self.STOP
             by = config.stop
         if decision == self.STOP and ours.baseline:  # it is never stopped early
@@ -148,7 +148,7 @@ class Watch(NotKept, tune.Callback, Stopper):
 
     def __init__(self, record: SweepRecord, stop: Stop, capacity: TrialCapacity, keys: Keys) -> None:
         self._keys = keys
-        self._room = capacity
+        self._capacity = capacity
         self._record = record
         self._sweep = record.sweep
         self._stop = stop
@@ -173,7 +173,7 @@ class Watch(NotKept, tune.Callback, Stopper):
             self._looked = now
             self._record.asked = self._record.asked or self._stop.asked()
             self._record.watch()
-            self._room.at_once()  # prints when machines come and go
+            self._capacity.at_once()  # prints when machines come and go
         if now - self._kept > KEEP_SECONDS:
             self._kept = now
             self._record.budget.keep()
@@ -243,7 +243,7 @@ def fit(
     notes.delete()
     keys = Keys()
     watch = Watch(record, stop, capacity, keys)
-    theirs = Sweep(replace(config, train=tracking.below(config.train)), sweep.fields)
+    theirs = Sweep(replace(config, train=tracking.as_child(config.train)), sweep.fields)
     trainable = tune.with_resources(
         tune.with_parameters(actor, sweep=theirs, use_gpu=capacity.use_gpu),
         actor.resources(config.train, capacity.use_gpu),

@@ -277,7 +277,7 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     first = open_sweep("first")
     tracking = SweepTracking(first, "tune")
     (trial,) = first.trials.values()
-    train_as_worker(tracking.below(first.run_of(trial)), World.alone(), lambda: False)
+    train_as_worker(tracking.as_child(first.run_of(trial)), World.alone(), lambda: False)
     trained = json.loads((first.run_folder(trial).folder / "config.json").read_text())
     assert trained["tracking"]["models"] == "best"  # a run that is trained from this file registers its own
     trial.status, trial.best = "finished", MetricPoint(20, 7.0)
@@ -287,7 +287,7 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     second = open_sweep("second")
     tracking = SweepTracking(second, "tune")
-    tracking.again()
+    tracking.log_missing_ends()
     tracking.close("FINISHED")
 
     ids = [
