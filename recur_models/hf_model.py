@@ -240,7 +240,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         cache.seen += input_ids.shape[1]
         return made, cache if use_cache else None
 
-    def read_states(self, layers: bool, *arguments: Any) -> tuple[tuple[Tensor, ...], RecurrentCache | None]:
+    def read_states(self, *arguments: Any, layers: bool) -> tuple[tuple[Tensor, ...], RecurrentCache | None]:
         """`read` with these arguments: the last hidden states [B, T, D], as the output layer reads them. With ``layers``, the
         inputs of each layer come before them, the embeddings first.
 
@@ -288,7 +288,7 @@ class ThroughlineModel(ThroughlinePreTrainedModel):
         check_arguments(kwargs, READ)
         layers = bool(self.config.output_hidden_states if output_hidden_states is None else output_hidden_states)
         arguments = (input_ids, attention_mask, position_ids, past_key_values, use_cache)
-        states, cache = self.read_states(layers, *arguments)
+        states, cache = self.read_states(*arguments, layers=layers)
         return BaseModelOutputWithPast(
             last_hidden_state=states[-1], past_key_values=cache, hidden_states=states if layers else None
         )
@@ -357,7 +357,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         arguments = (input_ids, attention_mask, position_ids, past_key_values, use_cache)
         states: tuple[Tensor, ...] | None = None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
-            states, cache = self.read_states(True, *arguments)
+            states, cache = self.read_states(*arguments, layers=True)
             logits = kept_columns(self._logits(states[-1]), logits_to_keep)
         else:
             made, cache = self.read(*arguments, keep=keep)

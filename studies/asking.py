@@ -65,7 +65,12 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool
     wanted = tokens_BT[:, -LINE:][:, ANSWER]
 
     def shares(clear_states: bool) -> tuple[float, float]:
+        """Shares of right names and of right letters."""
         right = answer(model, inputs_BT, clear_states) == wanted
         return right.all(1).float().mean().item(), right.float().mean().item()
 
-    return Recall(*shares(False), *(shares(True) if cleared and has_states(model) else ()))
+    names, letters = shares(clear_states=False)
+    if not cleared or not has_states(model):
+        return Recall(names, letters)
+    names_cleared, letters_cleared = shares(clear_states=True)
+    return Recall(names, letters, names_cleared, letters_cleared)

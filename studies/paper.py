@@ -214,7 +214,7 @@ def prepare(plan: Plan, train: bool) -> None:
             print(f"      {METADATA}", flush=True)
 
 
-def show_costs(plan: Plan, prepared: bool, rate: float, at_once: int) -> None:
+def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None:
     """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
@@ -246,13 +246,13 @@ def main(argv: list[str]) -> int:
     at_once = config.at_once if config.scale == "tiny" else 1
     check_weights(plan, config.dry_run)
     if config.dry_run:
-        show_costs(plan, False, config.flop_rate, at_once)
+        show_costs(plan, config.flop_rate, at_once, prepared=False)
         return 0
     prepare(plan, config.train)
     folder = plan.study.root / "tables" / config.name()
     failed: list[Job] = []
     if config.train:
-        show_costs(plan, True, config.flop_rate, at_once)
+        show_costs(plan, config.flop_rate, at_once, prepared=True)
         failed = plan.make(at_once, folder)
     results = plan.results(config.command())
     if not results.facts:  # no cell has an evaluation

@@ -146,8 +146,8 @@ class Arxiv:
         root = place_of(self.name, self.source)
         beside = [Place.parse(path) for path in (self.ids, self.metadata) if path]
         whole = root.is_file()
-        files = [Listed(root, "", root.size(), False)] if whole else _files(root)
-        seen = [*files, *(Listed(place, place.name, place.size(), False) for place in beside)]
+        files = [Listed(root, "", root.size(), is_dir=False)] if whole else _files(root)
+        seen = [*files, *(Listed(place, place.name, place.size(), is_dir=False) for place in beside)]
         key = (self, *((file.name, file.bytes, file.place.changed()) for file in seen))
         if key not in _NEWEST:
             found = self._listed(root, files, self._wanted())

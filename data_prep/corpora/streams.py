@@ -84,7 +84,7 @@ def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset
     root = place_of(name, source)
     if root.is_file():
         check_name(root.parent, root.name)
-        return [Listed(root, root.name, root.size(), False)]
+        return [Listed(root, root.name, root.size(), is_dir=False)]
     files = [file for file in files_in(root, recursive=True, follow=True) if file.name.lower().endswith(endings)]
     files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,6 +31,9 @@ from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 
+Order = Literal["continue", "leave"]
+"""What a loop that waits at a metric is to do."""
+
 
 class TrialLoop:
     """The training of one trial in a thread, which waits at each metric until it is to continue."""
@@ -42,7 +45,7 @@ class TrialLoop:
         """The metric of the last step, which is returned together with the end."""
         self._asked = Stop(RunFolder.of(config).place).asked
         self._results: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
-        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._waits = False
         """Whether the loop waits, and `result` has returned its metric."""
         self._thread = threading.Thread(target=self._train, args=(config, device), daemon=True)
@@ -52,13 +55,13 @@ class TrialLoop:
         """Let the loop continue, if it waits."""
         if self._waits:
             self._waits = False
-            self._orders.put(True)
+            self._orders.put("continue")
 
     def leave(self) -> dict[str, Any] | None:
         """Have the loop save where it waits, and end. Returns its outcome; None if it had ended before. Raises as `result` does."""
         if not self._thread.is_alive():
             return None
-        self._orders.put(False)
+        self._orders.put("leave")
         self._thread.join()
         found = self.result(0)
         while found and "done" not in found:  # a metric of the step at which it was saved
@@ -99,7 +102,7 @@ class TrialLoop:
                 self._last = [one]
                 continue
             self._results.put({"metrics": [one]})
-            if not self._orders.get():
+            if self._orders.get() == "leave":
                 return True
         return self._asked()
 

@@ -153,7 +153,7 @@ def train(
         states_after: list[State] = []
         for rows in groups_of(lanes, config.micro_lanes):
             given = tokens_BT[rows], select_lanes(rows, state), fresh_BK[rows], targets_BT[rows]
-            with world.gradient_sync(wrapped, rows.stop == lanes):  # the last rows sum up all gradients
+            with world.gradient_sync(wrapped, now=rows.stop == lanes):  # the last rows sum up all gradients
                 with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
                 loss = nats_BT.sum() * (world.size / targets)
