@@ -18,23 +18,9 @@ from common.files import digest
 def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
     """The file's content with special tokens under names that no text holds; unchanged if the model cannot find their names."""
     model = spec["model"]
-    vocab = spec["model"].get("vocab") or {}
-    names = {token["content"] for token in spec.get("added_tokens", ()) if token["special"]}
-    if model.get("type") == "Unigram":
-        known = [piece for piece, _ in vocab]
-        unknown = model.get("unk_id")
-        names |= set() if unknown is None else {known[unknown]}
-    else:
-        known = list(vocab)
-        # A word that WordLevel does not know gets the id of its unknown token, whatever the word.
-        names = (
-            names - {model.get("unk_token")} if model.get("type") == "WordLevel" else names | {model.get("unk_token")}
-        )
-    if model.get("type") == "BPE":
-        # BPE comes to a token as a character, as a whole word, or by a merge.
-        merged = {"".join(_pair(pair)) for pair in model["merges"]}
-        whole = bool(model.get("ignore_merges"))
-        names = {name for name in names if name is not None and (whole or len(name) == 1 or name in merged)}
+    vocab = model.get("vocab") or {}
+    known = [piece for piece, _ in vocab] if model.get("type") == "Unigram" else list(vocab)
+    names = _findable_names(spec, known)
     suffix = f"\U0010ffff{digest(known)}"
     renamed = {name: name + suffix for name in known if name in names}
     if not renamed:
@@ -62,6 +48,28 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
     decoder = {"type": "Sequence", "decoders": [as_before, written]}
     # A post-processor would put special tokens around a text, and refers to them by name.
     return {**spec, "model": changed, "added_tokens": added, "decoder": decoder, "post_processor": None}
+
+
+def _findable_names(spec: dict[str, Any], known: list[str]) -> set[str]:
+    """The names of special tokens that the model may find in a text. ``known``: its vocabulary, by id."""
+    model = spec["model"]
+    kind = model.get("type")
+    names = {token["content"] for token in spec.get("added_tokens", ()) if token["special"]}
+    if kind == "Unigram":
+        if model.get("unk_id") is not None:
+            names.add(known[model["unk_id"]])
+        return names
+    if kind == "WordLevel":
+        # A word that WordLevel does not know gets the id of its unknown token, whatever the word.
+        return names - {model.get("unk_token")}
+    if model.get("unk_token") is not None:
+        names.add(model["unk_token"])
+    if kind == "BPE":
+        # BPE comes to a token as a character, as a whole word, or by a merge.
+        merged = {"".join(_pair(pair)) for pair in model["merges"]}
+        whole = bool(model.get("ignore_merges"))
+        names = {name for name in names if whole or len(name) == 1 or name in merged}
+    return names
 
 
 def _pair(merge: str | list[str]) -> list[str]:
