@@ -144,7 +144,7 @@ class RunFolder:
             thread.join()
 
     def _publish_until(self, over: threading.Event, names: Sequence[str]) -> None:
-        told = False
+        warned = False
         with contextlib.suppress(OSError):  # partial files of a process that was killed while publishing
             for name in names:
                 for file in (self.place / name).parent.list():
@@ -154,11 +154,11 @@ class RunFolder:
             last = over.wait(PUBLISH_SECONDS)
             try:
                 self.publish(*names)
-                told = False
+                warned = False
             except OSError as error:
-                if not told:
+                if not warned:
                     print(f"warning: {self.place} cannot be written ({error}): later", file=sys.stderr, flush=True)
-                told = True
+                warned = True
             if last:
                 return
 

@@ -146,7 +146,8 @@ def train_once(
 
     thread = threading.Thread(target=run_attempt, daemon=True)  # not in the main thread, where Ray would handle Ctrl-C
     thread.start()
-    looked = told = time.monotonic()
+    looked = time.monotonic()
+    reported = time.monotonic()  # when it was printed last that the run waits
     seen = workers
     watch = ray_session.Watch()
     passed_on = False
@@ -161,8 +162,8 @@ def train_once(
                 passed_on = True
             if not answers:  # a Ray that has died answers no question; it ends this process after a minute
                 continue
-            if time.monotonic() - told > WAIT_SECONDS and not begun.exists():
-                told = time.monotonic()
+            if time.monotonic() - reported > WAIT_SECONDS and not begun.exists():
+                reported = time.monotonic()
                 if reservations("PENDING"):
                     print(f"waiting for room for {workers} workers of {readiness.asked(config, use_gpu)}", flush=True)
             if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():

@@ -145,8 +145,16 @@ class SweepRecord:
         """Write down a new metric and the decision on it; ``by`` names what stops the trial."""
         self._count(trial, step, value)
         reason = self._why(by, trial) if decision == "STOP" else ""
-        told = {"trial": trial.id, "step": step, "tokens": trial.tokens, "value": value}
-        self.sweep.note(event="result", **told, decision=decision, reason=reason, time=time.time())
+        self.sweep.note(
+            event="result",
+            trial=trial.id,
+            step=step,
+            tokens=trial.tokens,
+            value=value,
+            decision=decision,
+            reason=reason,
+            time=time.time(),
+        )
         self.decisions[trial.id][step] = decision
         if reason and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason

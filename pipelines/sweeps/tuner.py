@@ -123,9 +123,9 @@ class Logged(NotKept, TrialScheduler):
         ours = self._record.sweep.trials[str(trial)]
         config = self._record.sweep.config
         step = result["step"]
-        told = {**result, "tokens": max(0, result["tokens"] - self._before)}
+        since_before = {**result, "tokens": max(0, result["tokens"] - self._before)}
         with seeded(f"{config.train.seed}/{result['tokens']}"):
-            decision = self._rule.on_trial_result(tune_controller, trial, told)
+            decision = self._rule.on_trial_result(tune_controller, trial, since_before)
         rests = self._stops(ours.id, result)
         self._record.ended_by_stopper = self._record.ended_by_stopper or self._stops.stop_all()
         known = self._record.known(ours, step)

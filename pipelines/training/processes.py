@@ -75,13 +75,20 @@ def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[in
                 process.join()
 
 
-def _error(told: tuple[bool, str] | None, status: int) -> Exception:
-    if told is None:
+def _error(raised: tuple[bool, str] | None, status: int) -> Exception:
+    """The error that ended a process.
+
+    Args:
+        raised: whether it is a user's error, and its message or traceback; None if the process raised none.
+        status: exit status of the process.
+    """
+    if raised is None:
         return UserError(
             f"one of the processes was ended from outside (status {status}), perhaps for lack of memory: rerun the command to "
             "resume; with a smaller --num-workers it begins again, in less memory"
         )
-    return UserError(told[1]) if told[0] else RuntimeError(told[1])
+    users, message = raised
+    return UserError(message) if users else RuntimeError(message)
 
 
 def _device(number: int) -> torch.device:
