@@ -191,7 +191,9 @@ def _hash_of(source: Source) -> tuple[int, str]:
 def split_of(name: str) -> str:
     """The split of a document in a corpus that has none of its own: 86 % train, 7 % validation, 7 % test, by its name."""
     share = xxhash.xxh3_64_intdigest(name.encode()) % 100
-    return "train" if share < 86 else "validation" if share < 93 else "test"
+    if share < 86:
+        return "train"
+    return "validation" if share < 93 else "test"
 
 
 def place_of(name: str, source: str, needed: str = "folder: give --source FOLDER, or a file") -> Place:

@@ -109,7 +109,8 @@ def read(
     keep = min(keep or tokens_BT.shape[1], tokens_BT.shape[1])
     slots: Tensor | None = None
     done_B = torch.zeros_like(length_B)
-    while (left_B := length_B - done_B).any():
+    left_B = length_B
+    while left_B.any():
         lanes, count_B = _next_part(reading.filled_B, left_B, decoder.model.block)
         index_Bn = done_B[lanes, None] + torch.arange(int(count_B.max()))
         part_Bn = tokens_BT[lanes[:, None], index_Bn.clamp(max=tokens_BT.shape[1] - 1)]
@@ -124,6 +125,7 @@ def read(
             slots = logits_BnV.new_zeros(len(length_B), keep, logits_BnV.shape[-1])
         slots[lanes[row], slot_Bn[row, step]] = logits_BnV[row, step]
         done_B = done_B.index_add(0, lanes, count_B)
+        left_B = length_B - done_B
     if slots is None:
         raise ValueError("there is nothing to read: every token is masked")
     if mask_BT is None:

@@ -49,7 +49,9 @@ def config_from_params(
     cell_prefix = f"transformer{recurrent[0]}/recurrent_tbase/"
     has_projection = f"{cell_prefix}post_attn_mlp/output_layer/kernel" in params
     has_mlp = f"{cell_prefix}ffn/output_layer/kernel" in params
-    cell: Cell = "dual" if has_projection and has_mlp else "skip" if has_projection else "single"
+    cell: Cell = "single"
+    if has_projection:
+        cell = "dual" if has_mlp else "skip"
     return RecConfig(
         **sizes,
         recurrent_layers=tuple(i + 1 for i in recurrent),

@@ -65,7 +65,8 @@ class VanillaLayer(TokenLayer):
         bias_HWW = bias_HWW.masked_fill(distance_WW < 0 if unseen_WW is None else unseen_WW, MASKED)
         logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
         weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
-        if self.training and (kept_HWW := dropout_mask(bias_HWW, self.rates.weights)) is not None:
+        kept_HWW = dropout_mask(bias_HWW, self.rates.weights) if self.training else None
+        if kept_HWW is not None:
             weights = weights * kept_HWW.to(weights.dtype)
         return self.combine(x_BKWD, weights @ tokens.v)
 

@@ -122,7 +122,8 @@ class Program:
         right = values[other] if by_variable else int(other)
         less = self._one(2)
         self._write("if", name, "<" if less else ">", other, ":")
-        self.statement(values if (left < right if less else left > right) else dict(values), inside=True)
+        holds = left < right if less else left > right
+        self.statement(values if holds else dict(values), inside=True)  # one that is not executed changes a copy
         return True
 
     def _any(self, names: Sequence[str]) -> str:

@@ -111,8 +111,10 @@ def check_machines(config: TrainConfig) -> None:
                 f"this machine has room for {room} of {config.workers[0]} workers of {readiness.asked(config, use_gpu)}: lower "
                 "--num-workers, or change --placement"
             )
-    elif machines[1:] and (complaints := readiness.check(config, ray_session.nodes(), room=False)):
-        raise UserError("; and ".join(complaints))
+    elif machines[1:]:
+        complaints = readiness.check(config, ray_session.nodes(), room=False)
+        if complaints:
+            raise UserError("; and ".join(complaints))
 
 
 def ascii_name(run: str) -> str:

@@ -123,10 +123,11 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
             if at is None:
                 continue
             first = trial is trials[0]
+            marker = "D" if trial.baseline else "o"
             axes.plot(
                 at,
                 trial.best_value,
-                "*" if first else "D" if trial.baseline else "o",
+                "*" if first else marker,
                 markersize=13 if first else 7,
                 color=SHADES(shade(trial.best_value or 0.0)),
                 markerfacecolor="none" if trial.status != "finished" else None,

@@ -213,7 +213,8 @@ def check_values(config: object, group: str = "") -> None:
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, float) and math.isnan(one):
                 raise UserError(f"{option} is nan: give a number")
-            if isinstance(one, int) and abs(one) >= (most := SEEDS if "seed" in option else COUNTS):
+            most = SEEDS if "seed" in option else COUNTS
+            if isinstance(one, int) and abs(one) >= most:
                 raise UserError(f"{option} is {one}: give less than {most}")
             if isinstance(one, str | Path) and not field.metadata.get(TEXT):
                 odd = CONTROLS.search(str(one))
