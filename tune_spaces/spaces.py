@@ -24,6 +24,14 @@ from common.errors import nearest
 Values = Mapping[str, Any]
 Domains = dict[str, Any]
 
+KINDS: Mapping[type, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    str: str,
+    bool: {"true": True, "false": False}.__getitem__,
+}
+"""Reads a word as a value of a field, by the field's type."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -206,13 +214,19 @@ def _inline(part: str, values: Values) -> Domains:
             if kind is not float or not 0 < low < high:
                 raise ValueError
             return {field: loguniform(low, high)}
-        if kind not in (int, float, str):
+        if kind not in KINDS:
             raise ValueError
-        return {field: choice(list(dict.fromkeys(kind(word.strip()) for word in written.split(","))))}
-    except ValueError:
+        return {field: choice(list(dict.fromkeys(KINDS[kind](word.strip()) for word in written.split(","))))}
+    except (KeyError, ValueError):
+        remedy = f"write {field}=a,b,c"
+        if kind is float:
+            remedy += f", or {field}=low..high with positive ends"
+        elif kind is bool:
+            remedy = f"write {field}=true,false"
+        elif kind is not int and kind is not str:
+            remedy = "this form takes numbers, names, true and false: a plug-in's Space takes other values"
         raise ValueError(
-            f"the space {part!r} does not give values of {field} (a {kind.__name__}, {values[field]} in {values['preset']}): write "
-            "field=a,b,c, or field=low..high for a positive number with decimals"
+            f"the space {part!r} does not give values of {field}, which is {values[field]} in {values['preset']}: {remedy}"
         ) from None
 
 

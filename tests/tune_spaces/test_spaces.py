@@ -61,9 +61,20 @@ def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
     assert [some["optim.max_grad_norm"] for some in found] == [0.5, 1.0] * 3
 
 
+def test_a_field_that_is_true_or_false_may_be_varied() -> None:
+    found = grid(combine("model.feedback=true,false", values("demo-rec")), points=3)
+    assert [some["model.feedback"] for some in found] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("space", "preset", "sentence"),
     [
+        ("model.feedback=yes", "small-rec", "write model.feedback=true,false"),
+        (
+            "model.recurrent_layers=0,1",
+            "small-rec",
+            "this form takes numbers, names, true and false: a plug-in's Space",
+        ),
         ("stats", "small-rec", "unknown space 'stats': did you mean 'states'"),
         ("states", "small-slide", "varies model.states, which small-slide does not have"),
         ("gate", "small-xl", "varies model.gate, which small-xl does not have"),
