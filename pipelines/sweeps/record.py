@@ -136,9 +136,13 @@ class SweepRecord:
         return decision
 
     def settled_tokens(self) -> int:
-        """Tokens at the last but one validation of the furthest trial under way. A population compares from the last one on."""
-        steps = [max(known) for name, known in self.decisions.items() if known and not self.sweep.trials[name].over]
+        """Tokens at the last but one validation of the furthest trial under way. A population compares from the last one on. All
+        tokens if every trial is over.
+        """
         config = self.sweep.config.train
+        if all(trial.over for trial in self.sweep.trials.values()):
+            return config.steps * config.tokens_per_step
+        steps = [max(known) for name, known in self.decisions.items() if known and not self.sweep.trials[name].over]
         return max(0, max(steps, default=0) - config.validate_every) * config.tokens_per_step
 
     def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:

@@ -30,11 +30,12 @@ from pipelines.cluster.ray_train import first_line
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
 from pipelines.sweeps.record import SweepRecord
+from pipelines.sweeps.scheduling import Keys, RecordedScheduler
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import NotSaved, TrialActor, pointer_of
 from pipelines.training.stopping import Stop
-from tune_spaces.drawing import METRIC, Searcher, seeded
+from tune_spaces.drawing import METRIC, Searcher
 from tune_spaces.stopping import compares_all, stopper
 
 ENVIRONMENT = {
@@ -45,100 +46,10 @@ ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed has no metric
     "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",  # nothing is restored from snapshots
 }
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
-"""The arguments that Ray Tune passes to actors; Ray writes them into its logs. A machine has them in its own environment."""
 LOOK_SECONDS = 0.1
 """Polling interval for progress and stop requests."""
 KEEP_SECONDS = 10.0
 """Seconds between records of the sweep's time."""
-
-
-class Keys:
-    """Hides the keys of buckets from Ray Tune until it has made the first actor, since all others get the same settings.
-
-    The thread that writes Tune's snapshots needs the keys, so they are back before Tune begins one.
-    """
-
-    def __init__(self) -> None:
-        self.starting = False
-        """Whether Tune starts an actor before the keys are shown again."""
-        self._made = False
-        self._hidden: dict[str, str] = {}
-
-    def hide(self) -> None:
-        if not self._made:
-            self._hidden |= {name: os.environ.pop(name) for name in KEYS if name in os.environ}
-
-    def show(self) -> None:
-        """Put the keys back into the environment."""
-        self._made = self._made or self.starting
-        os.environ.update(self._hidden)
-        self._hidden = {}
-
-
-class Logged(NotKept, TrialScheduler):
-    """A scheduler that writes each decision to results.jsonl before it returns it. A step in that file keeps its decision."""
-
-    def __init__(self, rule: TrialScheduler, record: SweepRecord, stops: Stopper, keys: Keys) -> None:
-        super().__init__()
-        self._keys = keys
-        self._rule = rule
-        self._record = record
-        self._stops = stops
-        self._by_results = not compares_all(record.sweep.config.scheduler)
-        """Whether the same results, given again, bring the scheduler back to the same state."""
-        self._before = record.settled_tokens() if record.sweep.config.populates else 0
-
-    @property
-    def metric(self) -> str | None:
-        return self._rule.metric
-
-    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Give the scheduler the sweep's metric under one name, whatever the sweep calls it."""
-        self._rule.set_search_properties(METRIC, "min", **spec)  # one that has them already ignores it
-        return True
-
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._rule.on_trial_add(tune_controller, trial)
-
-    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        self._rule.on_trial_error(tune_controller, trial)
-
-    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._rule.on_trial_complete(tune_controller, trial, result)
-
-    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._rule.on_trial_remove(tune_controller, trial)
-
-    def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        self._keys.hide()  # Tune makes this trial's actor next, and then asks Watch.stop_all
-        chosen = self._rule.choose_trial_to_run(tune_controller)
-        self._keys.starting = chosen is not None
-        return chosen
-
-    def debug_string(self) -> str:
-        return self._rule.debug_string()
-
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        ours = self._record.sweep.trials[str(trial)]
-        config = self._record.sweep.config
-        step = result["step"]
-        since_before = {**result, "tokens": max(0, result["tokens"] - self._before)}
-        with seeded(f"{config.train.seed}/{result['tokens']}"):
-            decision = self._rule.on_trial_result(tune_controller, trial, since_before)
-        rests = self._stops(ours.id, result)
-        self._record.ended_by_stopper = self._record.ended_by_stopper or self._stops.stop_all()
-        known = self._record.known(ours, step)
-        if known is not None:
-            return known if self._by_results or known == self.STOP else decision
-        by = config.scheduler
-        if (rests or self._record.ended_by_stopper) and decision != self.STOP:
-            decision = self.STOP
-            by = config.stop
-        if decision == self.STOP and ours.baseline:  # it is never stopped early
-            decision = self.CONTINUE
-        self._record.add(ours, step, result[METRIC], decision, by)
-        return decision
 
 
 class Watch(NotKept, tune.Callback, Stopper):
@@ -266,7 +177,7 @@ def fit(
                 num_samples=-1 if queue else 1,
                 max_concurrent_trials=limit,
                 search_alg=queue,
-                scheduler=Logged(config.rule(domains), record, stops, keys),
+                scheduler=RecordedScheduler(config.rule(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,

@@ -39,17 +39,18 @@ from pipelines.sweeps.offering import QueueSearcher
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, conclude, run_trials
+from pipelines.sweeps.scheduling import Keys, RecordedScheduler
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import POINTER
 from pipelines.sweeps.trial_loop import outcome_of
-from pipelines.sweeps.tuner import Keys, Watch
+from pipelines.sweeps.tuner import Watch
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
 from tests.small_corpus import contents
 from tests.small_runs import TINY
 from tests.tune_spaces.test_named import OWN
-from tune_spaces.drawing import Searcher, fields
+from tune_spaces.drawing import METRIC, Searcher, fields
 
 
 class Killed(Exception):
@@ -411,6 +412,56 @@ class Told(Searcher):
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
         self.ends[trial] = value
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("words", [("--scheduler", "median", "--rung-tokens", "512"), ("--scheduler", "pbt", *PAUSING)])
+def test_a_trial_that_fails_holds_up_no_other(here: Make, words: tuple[str, ...]) -> None:
+    """The median rule must not count its end as a metric, and a population not wait for it."""
+    space = ("optim.lr=1e-3,1e38,1e-2", "--search", "grid", "--optim.max-grad-norm", "0", "--validate-every", "5")
+    for _ in range(2):  # the second time from what is recorded
+        sweep = here(*space, *words, "--baseline", "no").run()
+        status = [trial.status for trial in sweep.trials.values()]
+        assert status[1] == "failed" and set(status) <= {"finished", "failed", "stopped"}
+        assert "finished" in status
+
+
+@pytest.mark.parametrize("pace", ["side by side", "replayed in another order"])
+def test_the_median_rule_hears_no_more_of_a_trial_that_it_stopped(here: Make, pace: str) -> None:
+    """The preset is not stopped early, and a recorded decision holds; else the rule would fail at the next metric."""
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = self.trial_id = name
+
+        def __str__(self) -> str:
+            return self.name
+
+    made = here("optim.lr=1e-3,1e-2,1e-4", "--search", "grid", "--scheduler", "median", "--rung-tokens", "128")
+    trials = [Named(name) for name in made.sweep.trials]
+    tuning = SimpleNamespace(get_live_trials=lambda: trials)
+    values = {trial.name: 9.0 if trial.name == "000" else 5.0 for trial in trials}
+
+    def started() -> Callable[[Any, int], str]:
+        scheduler = RecordedScheduler(made.config.rule(made.domains), SweepRecord(made.sweep), NoopStopper(), Keys())
+        scheduler.set_search_properties(made.config.metric, "min")
+        for trial in trials:
+            scheduler.on_trial_add(tuning, trial)
+
+        def decide(trial: Any, step: int) -> str:
+            result = {"step": step, "tokens": 128 * step, METRIC: values[trial.name], "training_iteration": step}
+            return scheduler.on_trial_result(tuning, trial, result)
+
+        return decide
+
+    decide = started()
+    if pace != "side by side":  # the bad one alone, when there was nothing to compare it with
+        assert {decide(trial, step) for trial in trials for step in range(1, 5)} == {"CONTINUE"}
+        decide = started()
+    for step in range(1, 6):
+        assert {decide(trial, step) for trial in reversed(trials)} == {"CONTINUE"}
 
 
 @pytest.mark.ray
