@@ -179,9 +179,8 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if argv and argv[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
         print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
-        print(
-            "  FIELD=a,b,c         a field of the preset: numbers, names, true or false\n  FIELD=low..high     on a logarithmic scale\n"
-        )
+        print("  FIELD=a,b,c         a field of the preset: numbers, names, true or false")
+        print("  FIELD=low..high     on a logarithmic scale\n")
         print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
         print(f"{cli.program()} --presets WORD... lists the presets that match all words.")
         sys.exit(0)
