@@ -62,7 +62,9 @@ class Cost:
     tokens: int
     flops: float
     bytes: int
-    """Memory of weights, gradients and the optimizer's two moments, in float32."""
+    """Memory of weights, gradients and the optimizer's moments, in float32. Adafactor's second moments, of
+    rows and columns, are next to nothing.
+    """
     seconds: float
 
 
@@ -283,7 +285,10 @@ class Training:
             seconds = steps * seconds_per_step(self.config, vocab_size, 1)
         else:
             seconds = steps * per_step / (rate or ASSUMED_RATE)
-        return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 16 * parameters, seconds)
+        copies = (
+            3 if self.config.optim.name == "adafactor" else 4
+        )  # weights, gradients and first moments; AdamW has second ones
+        return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 4 * copies * parameters, seconds)
 
     def vocab_size(self) -> int:
         """The store's number of ids; before there is a store, the number that its tokenizer will have."""
