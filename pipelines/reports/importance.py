@@ -26,7 +26,7 @@ def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float,
     orders. Numbers are fitted by a parabola in their rank, so that a best value in the middle counts too; other values by the means
     of their groups. None where the field does not vary.
     """
-    texts = [text_of(value) for value in values]
+    texts = [value if isinstance(value, str) else repr(value) for value in values]
     if len(set(texts)) < 2 or len(values) < 3:
         return None
     if Scale(values).numeric and len(set(texts)) > 2 and None not in values:

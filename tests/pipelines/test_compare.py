@@ -428,3 +428,23 @@ def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Pa
     assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
     assert tokens == 200 * 1024  # which those stopped early have reached too
     assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists()
+def test_importance_sees_values_that_differ_in_a_fourth_digit() -> None:
+    reached = np.tile([1.0, 2.0], 8)
+    assert explained([0.9990, 0.9994] * 8, reached) == explained([0.1, 0.2] * 8, reached)
+
+
+def test_a_trial_stopped_before_anothers_first_value_is_compared_there() -> None:
+    def trial(name: str, *points: tuple[int, float]) -> TrialResult:
+        made = tuple(Point(step, 10.0 * step, 0.0, value) for step, value in points)
+        return TrialResult(name, {"optim.lr": float(name)}, "stopped", best=MetricPoint(1, 1.0), points=made)
+
+    trials = (trial("1", (1, 5.0)), trial("2", (4, 4.0)), trial("3", (2, 3.0), (4, 2.0)))
+    _, count, tokens = importances(SweepResult("s", "p", "m", ("optim.lr",), trials, None))
+    assert (count, tokens) == (3, 40.0)
+
+
+def test_the_first_value_of_a_step_counts() -> None:
+    records = [Record(10, time, {TOKEN: value, "train/tokens": 1.0}) for time, value in ((1, 5.0), (2, 4.0))]
+    assert [point.value for point in points_of(records, TOKEN)] == [5.0]
+
+
