@@ -113,11 +113,13 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "forward_flops_per_token": run.forward_flops_per_token,
             "tokens": int(tokens),
             "flops": run.flops_per_token * tokens if run.flops_per_token else None,
-            "seconds": round(run.curve(comparison.metric)[-1].time, 1),
+            "seconds": round(run.curve(TOKENS)[-1].time, 1),
             "best_step": best.step,
         }
         for metric in metrics_of(comparison):
-            row[f"best_{metric.column}"] = best.metrics.get(metric.name)
+            values = [record.metrics[metric.name] for record in run.with_metric(metric.name)]
+            choose = max if metric.better == "higher" else min
+            row[f"best_{metric.column}"] = choose(values, default=None)
             row[f"final_{metric.column}"] = final.metrics.get(metric.name)
         made.append({**row, "worth_of_states_bits_per_token": best.metrics.get(WORTH)})
     return made

@@ -26,7 +26,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
-from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, longest_gap, points_of, read_sweep
+from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, pauses, points_of, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
@@ -76,12 +76,12 @@ class FinishedRun:
 
     def curve(self, key: str) -> list[Point]:
         """Points of a metric. Their times are seconds since the run's first record, without its pauses."""
-        longest = longest_gap([record.time / 1e3 for record in self.records])
         seconds = {}
         clock = 0.0
-        for before, record in pairwise(self.records):
+        for (before, record), paused in zip(pairwise(self.records), pauses(self.records), strict=True):
             gap = (record.time - before.time) / 1e3
-            clock += gap if 0 < gap <= longest else 0.0
+            if gap > 0 and not paused:  # a clock that is set back takes nothing away
+                clock += gap
             seconds[record.step] = clock
         return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 

@@ -216,18 +216,25 @@ def _trial(folder: Path, metric: str) -> TrialResult:
     trial.baseline = trial.baseline and not trial.exploited  # a copy of another trial is not the preset
     records = read_records(folder / "metrics.jsonl")
     config = _read(folder / "config.json") if (folder / "config.json").exists() else {}
-    ran = spans([record.time / 1e3 for record in records if TOKENS in record.metrics])
+    ran = spans([record for record in records if TOKENS in record.metrics])
     return TrialResult(**vars(trial), points=points_of(records, metric), spans=ran, model=config.get("model", {}))
 
 
-def longest_gap(times: list[float]) -> float:
-    """Longest time between two records, in seconds, for which a run counts as uninterrupted."""
-    gaps = sorted(after - before for before, after in pairwise(times))
-    return max(60.0, 20 * gaps[len(gaps) // 2]) if gaps else 60.0
+def pauses(records: Sequence[Record]) -> list[bool]:
+    """Whether the run was interrupted between each record and the next: a minute or more passed, and 20 times what is usual. No
+    run is interrupted between two records of one step, where it validates.
+    """
+    gaps = [(after.time - before.time) / 1e3 for before, after in pairwise(records)]
+    longest = max(60.0, 20 * sorted(gaps)[len(gaps) // 2]) if gaps else 60.0
+    return [
+        gap > longest and after.step != before.step
+        for gap, (before, after) in zip(gaps, pairwise(records), strict=True)
+    ]
 
 
-def spans(times: list[float]) -> tuple[tuple[float, float], ...]:
-    """Stretches of time without a long pause in them: an interrupted run has several."""
-    times = sorted(times)
-    pauses = np.flatnonzero(np.diff(times) > longest_gap(times)) + 1
-    return tuple((float(part[0]), float(part[-1])) for part in np.split(times, pauses) if len(part))
+def spans(records: Sequence[Record]) -> tuple[tuple[float, float], ...]:
+    """Stretches of time, in seconds, without a pause in them: an interrupted run has several."""
+    records = sorted(records, key=lambda record: record.time)
+    begins = [i + 1 for i, paused in enumerate(pauses(records)) if paused]
+    stretches = np.split(np.array([record.time / 1e3 for record in records]), begins)
+    return tuple((float(times[0]), float(times[-1])) for times in stretches if len(times))

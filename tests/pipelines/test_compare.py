@@ -23,12 +23,12 @@ from pipelines.compare import main, tracking_for
 from pipelines.config.run import TrackingConfig
 from pipelines.reports import finished_runs
 from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
-from pipelines.reports.finished_runs import BYTE, CLEARED, TOKEN, TRAIN, FinishedRun, collect, run_of_folder
+from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, FinishedRun, collect, run_of_folder
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
 from pipelines.reports.sweep_findings import print_trials
 from pipelines.reports.sweep_report import report_sweep, trial_rows
-from pipelines.reports.sweep_result import read_sweep, spans
+from pipelines.reports.sweep_result import MetricPoint, Point, SweepResult, TrialResult, points_of, read_sweep, spans
 from pipelines.tracking import StoredRun
 from pipelines.tracking.metrics_file import Record
 from tests.small_sweep import FIELDS, small_sweep
@@ -130,9 +130,49 @@ def test_training_curves_are_drawn_where_nobody_validated(tmp_path: Path) -> Non
 
 def test_a_pause_is_no_wall_time() -> None:
     times = [*range(0, 100, 10), *range(5000, 5050, 10)]
-    assert spans([float(t) for t in times]) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
-    records = tuple(Record(i, t * 1000, {TOKEN: 5.0, "train/tokens": float(i)}) for i, t in enumerate(times))
-    assert FinishedRun("a", "rec", 1, 1.0, "t", "x", "s", records).curve(TOKEN)[-1].time == 130.0
+    records = timed(*enumerate(times))
+    assert spans(records) == ((0.0, 90.0), (5000.0, 5040.0)) and spans([]) == ()
+    assert seconds_of(records) == 130.0
+
+
+def timed(*points: tuple[int, int]) -> tuple[Record, ...]:
+    """Records at these steps and seconds."""
+    return tuple(Record(step, 1000 * time, {TOKEN: 5.0, "train/tokens": float(step)}) for step, time in points)
+
+
+def seconds_of(records: tuple[Record, ...]) -> float:
+    """The wall time of a run with these records."""
+    (row,) = rows(compare([FinishedRun("a", "rec", 1, 1.0, "t", "x", "s", records)]))
+    return row["seconds"]
+
+
+def test_a_long_validation_is_wall_time() -> None:
+    """Both records of the last step of five: after training, and after a validation of 90 s."""
+    points = [(step, step) for step in range(100)]
+    validated = timed(*points, (99, 189), *((step, step + 90) for step in range(100, 110)))
+    assert seconds_of(validated) == 199.0 and spans(validated) == ((0.0, 199.0),)
+    assert spans(timed(*enumerate([0, 100, 200, 700, 800]))) == ((0.0, 800.0),)  # not 20 times as long as is usual
+
+
+def test_a_clock_that_is_set_back_takes_no_wall_time() -> None:
+    assert seconds_of(timed(*enumerate([0, 10, 20, 5, 15]))) == 30.0
+
+
+def test_tokens_and_wall_time_are_those_of_one_step() -> None:
+    training = tuple(Record(step, 1000 * step, {"train/tokens": 100.0 * step}) for step in range(101, 491))
+    one = replace(run(), records=(*timed(*((step, step) for step in range(101))), *training))
+    (row,) = rows(compare([one]))
+    assert (row["tokens"], row["seconds"]) == (49_000, 490.0)
+
+
+def test_each_metric_has_its_own_best() -> None:
+    values = [(0.5, 0.02), (0.9, 0.01), (0.3, 0.01)]
+    records = tuple(
+        Record(step, 1000 * step, {TOKEN: bits, ERROR: wrong, "train/tokens": float(step)})
+        for step, (bits, wrong) in enumerate(values)
+    )
+    (row,) = rows(compare([replace(run(), records=records)]))
+    assert (row["best_bits_per_token"], row["best_error_rate"], row["best_step"]) == (0.3, 0.01, 1)
 
 
 def test_an_evaluation_that_came_later_is_no_training_time(tmp_path: Path) -> None:
@@ -415,19 +455,6 @@ def test_a_damaged_sweep_is_one_sentence(name: str, content: str | None, sentenc
         report_sweep(folder)
 
 
-def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Path) -> None:
-    generator = np.random.default_rng(1)
-    lr = 10 ** generator.uniform(-4, -1, 60)
-    scores = 5 + (np.log10(lr) + 2.5) ** 2 + 0.02 * generator.standard_normal(60)  # best in the middle
-    share, chance = explained(lr.tolist(), scores) or (0.0, 1.0)
-    assert share > 0.8 > 0.3 > chance
-    noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], scores) for _ in range(100)]
-    assert 0.86 < np.mean([share < chance for share, chance in filter(None, noise)]) <= 1
-    assert explained(["a"] * 60, scores) is None and explained([1.0, 2.0], scores[:2]) is None
-    shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
-    assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
-    assert tokens == 200 * 1024  # which those stopped early have reached too
-    assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists()
 def test_importance_sees_values_that_differ_in_a_fourth_digit() -> None:
     reached = np.tile([1.0, 2.0], 8)
     assert explained([0.9990, 0.9994] * 8, reached) == explained([0.1, 0.2] * 8, reached)
@@ -448,3 +475,16 @@ def test_the_first_value_of_a_step_counts() -> None:
     assert [point.value for point in points_of(records, TOKEN)] == [5.0]
 
 
+def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    lr = 10 ** generator.uniform(-4, -1, 60)
+    scores = 5 + (np.log10(lr) + 2.5) ** 2 + 0.02 * generator.standard_normal(60)  # best in the middle
+    share, chance = explained(lr.tolist(), scores) or (0.0, 1.0)
+    assert share > 0.8 > 0.3 > chance
+    noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], scores) for _ in range(100)]
+    assert 0.86 < np.mean([share < chance for share, chance in filter(None, noise)]) <= 1
+    assert explained(["a"] * 60, scores) is None and explained([1.0, 2.0], scores[:2]) is None
+    shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
+    assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
+    assert tokens == 200 * 1024  # which those stopped early have reached too
+    assert plot_importance(read_sweep(tmp_path / "sweep"), tmp_path / "x.png").exists()
