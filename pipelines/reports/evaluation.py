@@ -57,7 +57,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
                 row[f"{what}_error_rate"] = cleared.error_rate if cleared else math.nan
         rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
     if unigram is not None:
-        rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "bits_per_byte": unigram})
+        rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "split": rows[0]["split"], "bits_per_byte": unigram})
     return rows
 
 
@@ -179,7 +179,7 @@ def read_report(folder: Path) -> list[Evaluation]:
 
 def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation | None:
     """The evaluation of a run's latest step on the test split, over its training's windows, in a report beside it; None without
-    one. The newest report counts where several have that step.
+    one. If several have that step, one that clears state at each segment counts, and of those the newest.
 
     Args:
         config_hash, seed: those of the training's config, since another run may have had the same name.
@@ -197,7 +197,7 @@ def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation
                 of_it = (name, found.config_hash, found.seed) == (run.name, config_hash, seed)
                 if of_it and found.split.endswith("/test"):
                     matching.append(found)
-    return max(matching, key=lambda found: found.step, default=None)
+    return max(matching, key=lambda found: (found.step, not found.cleared_at), default=None)
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:

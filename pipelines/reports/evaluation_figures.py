@@ -106,7 +106,9 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
     ends_P = by_position(curves[best][0].carried)[0]
 
     def bits(scores: Sequence[Score]) -> np.ndarray:
-        return np.stack([np.interp(ends_P, *by_position(score)[:2]) for score in scores])
+        curves = [by_position(score)[:2] for score in scores]
+        # The last bucket ends with the text: where another model's is longer, its total stands at the best model's end.
+        return np.stack([np.interp(ends_P, np.minimum(own_P, ends_P[-1]), bits_P) for own_P, bits_P in curves])
 
     own_SP = bits([e.carried for e in curves[best]])
     mean_P = own_SP.mean(0)

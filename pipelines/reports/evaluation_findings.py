@@ -27,8 +27,9 @@ def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> s
     share = cleared.nats / carried.nats - 1 if carried.nats else math.inf
     amount = f"{digits(abs(worth))} bits per {unit}" + (f" ({abs(share):.1%})" if carried.nats else "")
     found = carried.less_than(cleared)
-    if worth > 0 and found is None:
-        return f"clearing its recurrent states costs {amount}, but the split is too short to tell this from chance"
+    if worth != 0 and found is None:
+        does = "costs" if worth > 0 else "saves"
+        return f"clearing its recurrent states {does} {amount}, but the split is too short to tell this from chance"
     if worth > 0 and found and found.beyond_chance:
         if unigram is not None and not carried.bits_per_byte < unigram:
             return (
@@ -65,6 +66,9 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     def value(e: Evaluation) -> float:
         return e.carried.error_rate if labelled else e.carried.bits_per_byte
 
+    evaluations = [e for e in evaluations if math.isfinite(value(e))]  # beside texts, a labelled split has no bytes
+    if not evaluations:
+        return []
     best = min(evaluations, key=value)
     said: list[str] = []
     for e in evaluations:

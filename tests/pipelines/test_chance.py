@@ -112,10 +112,25 @@ def test_a_few_tokens_say_nothing_of_states() -> None:
     carried = replace(scored(4.0), group_nats=(0.9,), group_tokens=(1,))
     said = "costs 0.2000 bits per byte (10.0%), but the split is too short to tell this from chance"
     assert said in remark_on(carried, short)
+    assert said.replace("costs", "saves").replace("10.0%", "9.1%") in remark_on(short, carried)
     first = replace(short, share_beyond=0.1), replace(carried, share_beyond=0.1)
     assert "cannot be seen: most tokens are in the first segment" in remark_on(
         first[1], replace(first[0], nats=carried.nats)
     )
+
+
+def test_a_labelled_split_beside_texts_hides_no_lead() -> None:
+    best = replace(REC, carried=scored(4.0))
+    other = replace(SLIDE, carried=scored(4.8))
+    labelled = replace(SLIDE, name="labelled", carried=scored(1.0, [3] * 12))
+    expected = leads([best, other])
+    assert expected == leads([labelled, best, other]) == leads([best, other, labelled])
+    assert leads([replace(best, carried=replace(best.carried, bytes=0))]) == []
+
+
+def test_the_worth_of_states_shows_if_half_of_the_tokens_can_show_it() -> None:
+    assert replace(scored(4.0), share_beyond=0.5).shows_worth
+    assert not replace(scored(4.0), share_beyond=0.4).shows_worth
 
 
 def test_a_lead_within_chance_is_none() -> None:

@@ -160,6 +160,26 @@ def test_a_report_is_written_whole(tmp_path: Path) -> None:
     assert colours(folder / "cumulative.png") > 50
 
 
+def test_a_model_with_larger_blocks_ends_at_its_own_total() -> None:
+    """One document of 900 tokens, which one model reads in buckets of 16 and the other, 1 % worse everywhere, in one of 512."""
+
+    def evaluated(name: str, bucket: int, share: float) -> Evaluation:
+        bits = share * (2 + 2.5 * np.exp(-np.arange(900) / 300))
+        starts = np.arange(0, 900, bucket)
+        nats = tuple((BIT * np.add.reduceat(bits, starts)).tolist())
+        tokens = tuple(np.add.reduceat(np.ones(900, int), starts).tolist())
+        carried = Score(sum(nats), 900, 100, 900, 1, bucket, nats, tokens)
+        return replace(SLIDE, name=name, model=name, carried=carried)
+
+    ((_, _, _, more_SP),) = worth_of([evaluated("fine", 16, 1.0), evaluated("coarse", 512, 1.01)]).lines
+    assert more_SP[0, -1] == pytest.approx(1.0)
+
+
+def test_the_unigram_reference_names_its_text() -> None:
+    rows = evaluation_rows([REC, replace(SLIDE, split="other/test")], 4.1)
+    assert rows[-1]["split"] == REC.split
+
+
 def test_the_picture_of_what_state_is_worth_needs_something_to_set_beside_the_best(tmp_path: Path) -> None:
     path = tmp_path / "worth.png"
     other = replace(SLIDE, store_fingerprint="e" * 32)
@@ -219,10 +239,14 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
     assert found is not None and (found.step, found.carried.nats) == (kept.step, kept.carried.nats)
     assert kept_evaluation(tmp_path / "mine", "two", 0) is None and kept_evaluation(tmp_path / "mine", "one", 1) is None
     write_report([replace(kept, step=kept.step - 1)], tmp_path / "reports" / "mine-step-before")
-    write_report([replace(kept, cleared_at="-cleared-every-4")], tmp_path / "reports" / "mine-cleared-every-4")
+    every = replace(kept, cleared_at="-cleared-every-4")
+    write_report([every], tmp_path / "reports" / "mine-cleared-every-4")
     found = kept_evaluation(tmp_path / "mine", "one", 0)
-    assert found is not None and (found.step, found.cleared_at) == (kept.step, "-cleared-every-4")
-    assert found.alike != kept.alike
+    assert found is not None and (found.step, found.cleared_at) == (kept.step, "")
+    assert every.alike != kept.alike
+    write_report([replace(every, step=kept.step + 1)], tmp_path / "reports" / "mine-cleared-every-4")
+    found = kept_evaluation(tmp_path / "mine", "one", 0)
+    assert found is not None and (found.step, found.cleared_at) == (kept.step + 1, "-cleared-every-4")
 
 
 def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:
