@@ -47,6 +47,8 @@ class ThroughlineConfig(PreTrainedConfig):
     those did."""
     pad_token_id: int | None = None
     """By default begin-of-document: where the attention mask is 0 nothing is read."""
+    predicts_labels: bool = False
+    """Whether column t predicts the label in column t, as in a labelled task, and not the token in column t + 1."""
     use_cache: bool = True
     """Whether a call returns ``past_key_values``, with which the next call can continue."""
     tie_word_embeddings: bool = False

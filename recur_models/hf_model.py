@@ -304,7 +304,7 @@ def ends_with_padding(config: ThroughlineConfig) -> Any:
 
 
 class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
-    """A model that predicts the next token."""
+    """A model that predicts the next token, or a label of each."""
 
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
@@ -330,7 +330,8 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         Args:
             input_ids: int64 [B, T].
             attention_mask: [B, T], or [B, columns read before + T]: 0 where a lane has no token, on whichever side.
-            labels: int64 [B, T]; column t should predict the label in column t + 1, −100 is not scored.
+            labels: int64 [B, T]; column t should predict the label in column t + 1, or with ``config.predicts_labels`` that in
+                column t; −100 is not scored.
             past_key_values: cache from which to resume; it is changed, and is also in the output.
             use_cache: by default as the config says, but not with labels or in training.
             logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
@@ -364,6 +365,8 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
             logits = kept_columns(made, logits_to_keep)
         loss = None
         if labels is not None:
+            if self.config.predicts_labels:
+                loss_kwargs.setdefault("shift_labels", labels)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
 

@@ -151,7 +151,9 @@ def tokenizer_of_file(data: str, hidden: bool = False) -> RustTokenizer:
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> RustTokenizer:
-    """The symbols of a task, with blanks between them. Nothing is put before a text: such a model reads no begin-of-document."""
+    """The symbols of a task, with blanks between them; any other is an error. Nothing is put before a text: such a model reads no
+    begin-of-document.
+    """
     tokenizer = RustTokenizer(models.WordLevel(vocab={symbol: i for i, symbol in enumerate(symbols)}, unk_token=""))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     name = begin_of_document_name(set(symbols))

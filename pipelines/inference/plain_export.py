@@ -22,14 +22,6 @@ from recur_models.hf import ThroughlineForCausalLM
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import theirs_of, weights_of
 
-NOTES = """
-- {note}
-- `<|begin_of_document|>`, the last id, stands before a text. The tokenizer puts it there, and the model never predicts it.
-- llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text. Where it does not recognize this one, set
-  `"post_processor": null` in a copy of tokenizer.json: without begin-of-document the ids are those of the original tokenizer.
-"""
-"""The end of the folder's README.md."""
-
 
 def check_has_plain_form(config: ModelConfig, place: object) -> PretrainedConfig:
     """The config, if transformers has a class of its own for the model. Else raises UserError."""

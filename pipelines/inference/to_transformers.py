@@ -38,7 +38,8 @@ from data_prep.tokenizers import (
 from data_prep.tokenizers.chat import Chat
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
-from pipelines.inference.plain_export import NOTES, check_has_plain_form, check_logits, check_plain, plain
+from pipelines.inference.card import card_of
+from pipelines.inference.plain_export import check_has_plain_form, check_logits, check_plain, plain
 from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.bundle import TOKENIZER
@@ -53,7 +54,6 @@ from recur_models.hf_tokenizer import (
     symbol_tokenizer,
     tokenizer_of_file,
 )
-from recur_models.pretrained_config import PretrainedConfig
 
 Form = Literal["throughline", "transformers"]
 
@@ -67,73 +67,6 @@ SAMPLES = (
 """Texts on which the tokenizers are compared, besides the beginning of the corpus."""
 CORPUS_TOKENS = 20_000
 """Tokens of the corpus on which the tokenizers are compared."""
-
-CARD = """---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [throughline, {kind}]
----
-# {run}, step {step}
-
-A {form} of {parameters:,} parameters, trained by Throughline on `{corpus}` ({tokens:,} tokens read).{about}
-
-```python
-{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
-
-folder = "."  # the path of this folder
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
-{use}
-```
-"""
-ABOUT = """ It {does}, in
-blocks of {block:,} tokens and constant memory. {passes}
-
-Install Throughline first: in a copy of its repository, `pip install .` Or leave out the first line and give both calls
-`trust_remote_code=True`: the model's code stands beside its weights."""
-WRITES = {
-    "does": "continues texts",
-    "use": """inputs = tokenizer("Once", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200, do_sample=True)[0]))""",
-}
-CHATS = {
-    "does": "replies to messages and continues texts",
-    "use": """messages = [{"role": "user", "content": "Hello"}]
-inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))""",
-}
-LABELS = {
-    "does": "predicts the label of each symbol",
-    "use": """inputs = tokenizer("SYMBOLS", return_tensors="pt")
-print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))""",
-}
-"""WRITES, CHATS and LABELS: the text of README.md for a model that continues texts, has a chat template, or predicts labels."""
-
-
-def card_of(
-    checkpoint: Snapshot, model: RecurrentModel, tokenizer: Tokenizer, plain_form: PretrainedConfig | None
-) -> str:
-    """The export's README.md; ``plain_form``: the config of a model that becomes one of transformers' own classes."""
-    config = checkpoint.meta["config"]
-    facts = {"run": config["run"], "step": checkpoint.step, "corpus": config["data"]["corpus"]}
-    facts |= {"tokens": checkpoint.meta["tokens"], "parameters": sum(weight.numel() for weight in model.parameters())}
-    if plain_form:
-        own = {"kind": plain_form.family.kind, "form": f"`{plain_form.family.saver}`", "about": "", "imports": ""}
-        most = min(200, plain_form.longest // 2) if plain_form.longest else 200
-        use = WRITES["use"].replace("200", str(most))
-        return CARD.format(**facts, **own, use=use) + NOTES.format(note=plain_form.plain_note)
-    name = config["model"]["name"]
-    kind = CHATS if chat_of(tokenizer) else WRITES
-    if isinstance(tokenizer, SymbolsTokenizer):
-        kind = {**LABELS, "use": LABELS["use"].replace("SYMBOLS", " ".join(tokenizer.symbols[:3]))}
-    state = model.initial_state(1)
-    size = sum(tensor.numel() for tensor in state.values())
-    passes = f"Nothing passes from one block to the next: it never sees more than {model.block:,} tokens."
-    if state:
-        passes = f"From one block to the next passes a State of {size:,} numbers: all that it knows of earlier ones."
-    about = ABOUT.format(block=model.block, passes=passes, does=kind["does"])
-    own = {"kind": name, "form": f"`{name}` model", "about": about, "imports": "import recur_models.hf\n"}
-    return CARD.format(**facts, **own, use=kind["use"])
 
 
 def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "throughline") -> Tokenizer:
@@ -161,6 +94,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
                 model=given_away(checkpoint),
                 vocab_size=meta["vocab_size"],
                 trained=record_of(checkpoint),
+                predicts_labels=bool(symbols),
                 **special_ids(checkpoint, tokenizer),
             )
         )

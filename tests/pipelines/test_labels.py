@@ -134,6 +134,12 @@ def test_a_task_is_learned_scored_and_compared(
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "exported")
     inputs = tokenizer("on on on off on off", return_tensors="pt")
     assert tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0, 2::3]) == "same other"
+    labels = torch.tensor([[-100, -100, 2, -100, -100, 3]])  # each in the column of its symbol
+    made = model(input_ids=inputs.input_ids, labels=labels)
+    expected = torch.nn.functional.cross_entropy(made.logits[0], labels[0], ignore_index=-100)
+    torch.testing.assert_close(made.loss, expected)
+    card = (tmp_path / "exported" / "README.md").read_text()
+    assert "pipeline_tag: token-classification" in card and "generation" not in card
 
 
 def test_resumed_equals_undisturbed_bit_for_bit(train: Train) -> None:

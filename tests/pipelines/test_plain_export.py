@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from transformers.utils.logging import get_logger
 from common.errors import UserError
 from data_prep.tokenizers import TokenizerTraining, bod_id, train_sentencepiece
 from pipelines import export
+from pipelines.inference.card import card_of
 from pipelines.inference.plain_export import plain
 from pipelines.inference.to_transformers import save_tokenizer
 from pipelines.inference.trained import config_of, find_checkpoint, model_of
@@ -173,12 +175,15 @@ def test_a_gguf_converter_finds_names_shapes_and_values(name: str, train_model: 
 
 
 ELSEWHERE = """
-import json, sys
+import contextlib, json, os, re, sys
 sys.path += json.loads(sys.argv[1])
 from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[2], trust_remote_code=True)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[2])
 found = {"class": type(model).__name__, "ids": tokenizer("hello world")["input_ids"]}
+os.chdir(sys.argv[2])
+with contextlib.redirect_stdout(sys.stderr):
+    exec(re.findall(r"```python\\n(.*?)```", open("README.md").read(), re.DOTALL)[0], {})  # the card's own code
 assert not {"recur_models", "common", "pipelines", "data_prep"} & sys.modules.keys()
 print(json.dumps(found))
 """
@@ -201,6 +206,12 @@ def test_a_sentencepiece_tokenizer_opens_where_throughline_is_not_installed(tmp_
     folder = tmp_path / "plain"
     plain(ThroughlineForCausalLM(ThroughlineConfig.of(config, ids)), config).save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
+    checkpoint: Any = SimpleNamespace(
+        step=2, meta={"config": {"run": "a", "data": {"corpus": "text"}}, "tokens": 8}, folder=tmp_path
+    )
+    card = card_of(checkpoint, config.build(ids), tokenizer, config)
+    assert "llama.cpp" not in card  # whose converter needs no change for this tokenizer
+    (folder / "README.md").write_text(card)
     expected = [ids - 1, *tokenizer.encode("hello world").tolist()]
     assert elsewhere([folder], tmp_path, ELSEWHERE) == {"class": "LlamaForCausalLM", "ids": expected}
 
