@@ -59,8 +59,9 @@ NOTES = """
 - {note}
 - `<|begin_of_document|>`, the last id, stands before a text. The tokenizer puts it there, and the model never predicts it.
 """
-NOTE_ON_BPE = """- llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text. Where it does not recognize this
-  one, set `"post_processor": null` in a copy of tokenizer.json: without begin-of-document the ids are those of the original tokenizer.
+NOTE_ON_BPE = """- llama.cpp's `convert_hf_to_gguf.py` knows a BPE tokenizer by the ids of a sample text.
+  Where it does not recognize this one, set `"post_processor": null` in a copy of tokenizer.json: without begin-of-document
+  the ids are those of the original tokenizer.
 """
 """NOTES and NOTE_ON_BPE: the end of the folder's README.md. The second is left out if pieces are SentencePiece's."""
 
