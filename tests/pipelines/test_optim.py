@@ -173,3 +173,9 @@ def test_each_schedule_rises_linearly_while_it_warms_up(name: Any) -> None:
     assert rates == pytest.approx([rates[-1] * (step + 1) / 10 for step in range(10)])
     without = ScheduleConfig(name=name, warmup_steps=0)
     assert learning_rate(0, 100, optimizer, without) == optimizer.lr
+
+
+def test_the_cosine_is_half_way_down_in_the_middle_and_ends_at_its_least_share() -> None:
+    shape = ScheduleConfig(name="cosine", warmup_steps=10, min_lr_ratio=0.1)
+    rates = [learning_rate(step, 110, OptimConfig(lr=1.0), shape) for step in (10, 35, 60, 110)]
+    assert rates == pytest.approx([1.0, 0.1 + 0.9 * 0.8535534, 0.55, 0.1])

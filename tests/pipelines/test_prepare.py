@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.places import Place
 from data_prep import sharding
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
@@ -502,3 +503,22 @@ def test_words_of_real_books(make_config) -> None:
         own = {(split, entry.id): (entry.words, entry.bytes) for entry in listed}
         assert own == {key: value for key, value in counted.items() if key[0] == split}
         assert manifest.totals.tokens == manifest.totals.bytes
+
+
+def test_an_interrupted_removal_leaves_no_split_that_looks_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = Place.delete
+
+    def killed(place: Place) -> None:
+        if place.name == "train":
+            raise KeyboardInterrupt
+        delete(place)
+
+    (tmp_path / "train").mkdir()
+    for name in ("manifest.json", "part-00000.arrow"):
+        (tmp_path / "train" / name).write_bytes(b"x")
+    monkeypatch.setattr(Place, "delete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sharding.discard_split(Place.parse(tmp_path / "train"))
+    assert not (tmp_path / "train" / "manifest.json").exists()

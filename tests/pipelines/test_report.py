@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +28,7 @@ from pipelines.reports.evaluation import (
 )
 from pipelines.reports.evaluation_figures import by_position, plot_cumulative, plot_worth, worth_of
 from pipelines.reports.files import briefly
-from pipelines.reports.seeds import grouped, groups
+from pipelines.reports.seeds import grouped, groups, plot_mean
 from pipelines.terminal.cli import file_name
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
@@ -299,3 +300,11 @@ def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) 
     other = replace(SLIDE, carried=Score(88 * BIT, 20, 5, 40, 2, 8, (80 * BIT, 8 * BIT), (16, 4)))
     assert colours(plot_cumulative([REC], tmp_path / "one.png")) > 20
     assert colours(plot_cumulative([other, REC], tmp_path / "two.png")) > 20
+
+
+def test_the_band_of_seeds_is_the_deviation_of_the_table() -> None:
+    axes = Figure().add_subplot()
+    plot_mean(axes, np.array([1.0, 2.0]), np.array([[5.0, 4.0], [6.0, 5.0], [7.0, 6.0]]), "-", color="k")
+    (band,) = axes.collections
+    vertices: Any = band.get_paths()[0].vertices
+    assert sorted(set(vertices[:, 1].tolist())) == [4.0, 5.0, 6.0, 7.0]

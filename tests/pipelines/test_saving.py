@@ -22,8 +22,15 @@ from safetensors.torch import save_file
 
 from common.errors import UserError, is_users
 from common.places import Place
-from pipelines.checkpoints import saving
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, digest_json, name_of
+from pipelines.checkpoints import retention, saving
+from pipelines.checkpoints.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    PickledError,
+    check_is_no_pickle,
+    digest_json,
+    name_of,
+)
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
@@ -100,6 +107,19 @@ class TestPolicy:
         again.saver.close()
         assert steps(tmp_path) == [10, 20]  # not 20 alone: it counts for nothing
         assert RunFolder.parse(tmp_path).newest()[0].step == 10  # pyrefly: ignore
+
+    def test_a_damaged_one_of_its_full_size_takes_no_ones_place(self, tmp_path: Path) -> None:
+        trained = Trained(tmp_path, CheckpointConfig(keep=2, keep_best=0))
+        for step in (1, 2, 9):
+            trained.save(step)
+        trained.saver.close()  # 2 and 9 are left; 9 is then damaged, and its size does not show it
+        model = tmp_path / "checkpoints" / "step-00000009" / "model.safetensors"
+        data = model.read_bytes()
+        model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        again = Trained(tmp_path, CheckpointConfig(keep=2, keep_best=0))
+        again.save(3)
+        again.saver.close()
+        assert steps(tmp_path) == [2, 3, 9]
 
     def test_the_best_by_a_metric_of_ones_choice(self, train: Train, capsys: pytest.CaptureFixture[str]) -> None:
         by = "validation/bits_per_token_states_cleared"
@@ -319,6 +339,34 @@ def test_why_another_rank_could_not_write_is_heard_though_all_have_given_up(tmp_
     assert saver._notes_of_the_others(together) == {saver._files[1]: {"bytes": 9}}
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    for module in (saving, retention):
+        monkeypatch.setattr(module, "sync", lambda path: synced.append(Path(path).name))
+    trained = Trained(tmp_path)
+    folder = trained.save(1)
+    trained.saver.close()
+    tensors = {path.name for path in folder.glob("*.safetensors")}
+    assert len(tensors) == 3 and set(synced[:3]) == tensors and synced[-1] == "checkpoints"
+
+
+def test_an_interrupted_removal_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(place: Place) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    monkeypatch.setattr(Place, "delete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        retention.remove(Place.parse(folder))
+    assert not folder.exists()
+
+
+def test_of_equally_good_checkpoints_the_earliest_is_the_best(tmp_path: Path) -> None:
+    made = [Checkpoint(tmp_path, {"step": n, "validation": {"step": n, "best_by": 1.0}}) for n in (2, 1, 3)]
+    assert [found.step for found in best(made)] == [1, 2, 3]
+
+
 class TestForeign:
     """What is no checkpoint of ours is never loaded, however it came there."""
 
@@ -330,6 +378,16 @@ class TestForeign:
         rename(folder, "lanes-0-2-of-2.safetensors", "lanes-0-2-of-4.safetensors", meta)
         with pytest.raises(CheckpointError, match="its files do not cover its 4 lanes"):
             Checkpoint.open(folder)
+
+    def test_a_header_as_long_as_a_pickle_begins_is_none(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.safetensors"
+        for letters in range(1, 900):
+            save_file({"x" * letters: torch.zeros(1)}, path)
+            if path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x03"):
+                break
+        else:
+            pytest.fail("no header of 640 or 896 bytes")
+        check_is_no_pickle(path)
 
     @pytest.mark.parametrize("name", ["model.pt", "optimizer.bin", "state.pkl"])
     def test_a_pickle_beside_the_files(self, tmp_path: Path, name: str) -> None:

@@ -40,7 +40,7 @@ from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, conclude, run_trials
 from pipelines.sweeps.scheduling import Keys, RecordedScheduler
-from pipelines.sweeps.sweep import Sweep
+from pipelines.sweeps.sweep import Budget, Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import POINTER
 from pipelines.sweeps.trial_loop import outcome_of
@@ -792,3 +792,39 @@ def test_what_is_written_of_a_decision_is_whole_or_an_error(here: Make) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     sweep.note(event="told", text="again")
     assert [event["text"] for event in sweep.events()] == ["whole", "again"]
+
+
+def test_a_failed_trial_does_not_win(here: Make) -> None:
+    record = SweepRecord(here(*GRID).sweep)
+    for name, value in (("000", 5.0), ("001", 4.0)):
+        record.begin(record.sweep.trials[name])
+        record.add(record.sweep.trials[name], 10, value, "CONTINUE")
+    record.ended(record.sweep.trials["001"], "failed", "its loss became nan")
+    best = record.sweep.best()
+    assert best and best.id == "000"
+
+
+def test_seconds_of_earlier_starts_count_against_the_budget(here: Make) -> None:
+    sweep = here(*GRID, "--time-budget-s", "50").sweep
+    assert not Budget(sweep).spent()
+    sweep.write("budget.json", {"seconds": 60.0})
+    assert Budget(sweep).spent() == "the sweep's budget of 50 s is spent"
+
+
+def test_the_seconds_of_a_trial_are_those_of_all_its_starts(here: Make) -> None:
+    sweep = here(*GRID).sweep
+    sweep.trials["001"].seconds = 100.0
+    record = SweepRecord(sweep)
+    record.begin(sweep.trials["001"])
+    record.ended(sweep.trials["001"], "finished")
+    assert sweep.trials["001"].seconds >= 100
+
+
+def test_workers_that_die_after_progress_fail_nothing(here: Make) -> None:
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    for step in range(1, record.run_of(trial).max_failures + 3):
+        (record.sweep.run_folder(trial).folder / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        record.died(trial, "a worker died (no memory)")
+    assert not trial.reason

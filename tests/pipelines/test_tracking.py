@@ -25,7 +25,7 @@ from common.errors import UserError
 from common.places import Place
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
-from pipelines.tracking import DatasetInfo, Tracker, TrackingError, read_run
+from pipelines.tracking import DatasetInfo, Tracker, TrackingError, metrics_file, read_run
 from pipelines.tracking.client import load_mlflow, make_database
 from pipelines.tracking.commit import git_commit
 from pipelines.tracking.identity import KEY, begin_run
@@ -518,3 +518,20 @@ def test_importing_tracking_and_report_imports_neither_mlflow_nor_torch() -> Non
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_metrics_that_a_full_disk_refuses_come_with_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_file.os, "write", full)
+        for step in (1, 2):
+            file.append(Record(step, step, {"a": 1.0}))
+    file.append(Record(3, 3, {"a": 1.0}))
+    file.close()
+    assert [record.step for record in read_records(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    assert capsys.readouterr().err.count("metrics wait for room") == 1

@@ -35,7 +35,7 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.training import loop
 from pipelines.training.optim import build_optimizer
 from pipelines.training.reading import SEGMENTS, StateMode, StateReset
-from pipelines.training.restoring import restore_lanes
+from pipelines.training.restoring import restore_lanes, seed_dropout
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
@@ -829,3 +829,21 @@ def test_compiled_equals_uncompiled(train: Train) -> None:
         assert theirs.keys() == ours.keys() and "recurrence/state_share" in ours and "train/mfu" not in ours
         assert theirs == pytest.approx(ours, rel=1e-4)
     assert contents(compiled / "checkpoints").keys() == contents(plain / "checkpoints").keys()
+
+
+def test_each_process_and_each_move_draws_dropout_of_its_own() -> None:
+    def drawn(rank: int, step: int) -> float:
+        with torch.random.fork_rng():
+            seed_dropout(7, World(rank, 2, torch.device("cpu")), step)
+            return float(torch.rand(()))
+
+    assert len({drawn(rank, step) for rank in range(2) for step in (0, 20)}) == 4
+
+
+def test_lanes_that_begin_anew_begin_the_curves_next_point_too(train: Train) -> None:
+    words = ("--log-every", "4", "--checkpoint.every", "5", "--validate-every", "0", "--optim.lr", "1e-15")
+    folder = train(*words, "--steps", "10")
+    forget(folder, 10)
+    train(*words, "--steps", "10", "--seed", "7", "--allow-change", "seed")
+    bits = {r.step: r.metrics["train/bits_per_token"] for r in read_records(folder / "metrics.jsonl")}
+    assert bits[8] == pytest.approx(bits[4], rel=0.1)  # of steps 6 to 8 alone

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pipelines.presets import PRESETS
+from pipelines.training import loop
 from pipelines.training.loop import fastest_tokens
 from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
 from pipelines.training.world import World
@@ -96,3 +98,16 @@ def test_shares_are_of_the_speed_and_pauses_are_left_out(monkeypatch: pytest.Mon
         now[0] += 0.3
     metrics = speed.metrics(100)
     assert metrics == pytest.approx({"tokens_per_second": 2000, "mfu": 0.5, "share_of_matrix_rate": 1})
+
+
+def test_workers_that_share_a_gpu_have_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr(loop, "peak_rate", lambda name, dtype: 1e15)
+    monkeypatch.setattr(loop, "matrix_rate", lambda device, dtype: 5e14)
+    whole = PRESETS["demo-rec"]
+    half = replace(whole, placement=replace(whole.placement, gpus=0.5))
+    alone, shared = (
+        fastest_tokens(run, World(0, size, torch.device("cuda")), 257, torch.float32)
+        for run, size in ((whole, 1), (half, 2))
+    )
+    assert alone == pytest.approx(shared) and alone["mfu"] == 2 * alone["share_of_matrix_rate"]
