@@ -93,7 +93,9 @@ def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
             if time.monotonic() - began > patience + APPEARS_SECONDS:
                 raise
             time.sleep(0.001)
-        except FileExistsError:  # mkdir also raises this for a folder that has just been removed
+        except FileExistsError as error:  # mkdir also raises this for a folder that has just been removed
             with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISDIR(path.parent.lstat().st_mode):
+                if not stat.S_ISDIR(
+                    os.lstat(error.filename).st_mode
+                ):  # the folder, or a link above it that leads nowhere
                     raise

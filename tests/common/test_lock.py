@@ -164,3 +164,9 @@ def test_what_went_wrong_inside_is_told_though_the_folder_is_gone(tmp_path: Path
         folder.rename(tmp_path / "elsewhere")
         folder.write_text("a file in the way")
         raise KeyError("what went wrong")
+
+
+def test_a_link_above_the_folder_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    with pytest.raises(FileExistsError, match="runs"), file_lock(tmp_path / "runs" / "mine", "another training run"):
+        pass
