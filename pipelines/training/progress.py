@@ -57,8 +57,9 @@ class Messages(io.TextIOWrapper):
 @contextmanager
 def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
     """While the block runs, show each new record of the run's metrics and each new line of rank 0's messages."""
+    earlier = {(record.step, record.time) for record in Tail(run / "metrics.jsonl").records(last=True)}
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(run, first_step, steps, stop), daemon=True)
+    thread = threading.Thread(target=_watch, args=(run, first_step, steps, earlier, stop), daemon=True)
     thread.start()
     try:
         yield
@@ -67,12 +68,12 @@ def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
         thread.join()
 
 
-def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> None:
+def _watch(run: Place, first_step: int, steps: int, earlier: set[tuple[int, int]], stop: threading.Event) -> None:
+    """Show a run until ``stop``. ``earlier``: steps and times of the records of earlier starts, which are not shown."""
     console = Console()
     began = time.monotonic()
     latest = {}
     metrics = Tail(run / "metrics.jsonl")
-    before = max((record.time for record in Tail(metrics.place).records(last=True)), default=-1)  # of an earlier start
     messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
         messages.seen = messages.place.size()  # what is there already was shown before
@@ -84,7 +85,7 @@ def _watch(run: Place, first_step: int, steps: int, stop: threading.Event) -> No
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for record in metrics.records(last):
             key = (record.step, tuple(record.metrics))
-            if record.step <= first_step or record.time <= before or key in shown:
+            if record.step <= first_step or (record.step, record.time) in earlier or key in shown:
                 continue
             shown.add(key)
             latest.update(record.metrics)

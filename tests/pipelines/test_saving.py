@@ -35,10 +35,11 @@ from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
-from pipelines.tracking.metrics_file import read_records
-from pipelines.training.progress import messages_into_log
+from pipelines.tracking.metrics_file import MetricsFile, Record, read_records
+from pipelines.training.progress import messages_into_log, show_progress
 from pipelines.training.world import World
 from tests.small_corpus import contents
+from tests.waiting import wait_until
 
 Train = Callable[..., Path]
 
@@ -497,3 +498,28 @@ def test_checkpoints_that_were_passed_over_count_when_they_are_made_anew(tmp_pat
     again.mkdir()
     os.utime(again, ns=(1, 1))
     assert run.newest_step(damaged) == 20
+
+
+def test_what_a_start_left_that_was_killed_at_its_end_is_removed_by_the_next(train: Train) -> None:
+    words = ("--steps", "9", "--validate-every", "0", "--checkpoint.every", "3", "--checkpoint.keep", "1")
+    run = train(*words)
+    folder = run / "checkpoints"
+    shutil.copytree(folder / "step-00000009", folder / ".step-00000006.0123abcd.old")
+    left = run / "config.json.1.0123abcd.tmp"
+    left.touch()
+    train(*words)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000009"] and not left.exists()
+    left.touch()
+    shutil.rmtree(folder)
+    train(*words)
+    assert not left.exists()
+
+
+def test_a_resumed_run_shows_its_steps_after_the_clock_was_set_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    file.append(Record(1, 10_000, {"train/bits_per_token": 8.0}))
+    with show_progress(Place.parse(tmp_path), first_step=1, steps=2):
+        file.append(Record(2, 5_000, {"train/bits_per_token": 7.0}))
+        wait_until(lambda: "step 2/2" in capsys.readouterr().out, seconds=30)
