@@ -21,7 +21,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from common.errors import UserError
+from common.errors import NO_ROOM, UserError
 from common.lock import file_lock
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
@@ -117,6 +117,10 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
             for path in filter(Path.is_file, unfinished.rglob("*")):
                 path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
             os.rename(unfinished, output)
+        except OSError as error:
+            if error.errno not in NO_ROOM or error.filename is not None:
+                raise
+            raise OSError(error.errno, os.strerror(error.errno), str(output)) from None  # transformers names no file
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return tokenizer
