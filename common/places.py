@@ -330,6 +330,13 @@ def staged_for(name: str) -> str:
     return name[: found.start()] if found else ""
 
 
+def remove_temporary(folder: Place) -> None:
+    """Remove the temporary files that killed processes have left in a folder."""
+    for file in folder.list():
+        if not file.is_dir and staged_for(file.name):
+            file.place.delete()
+
+
 def sync(path: str | Path) -> None:
     """Make a local file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)

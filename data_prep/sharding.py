@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from common.errors import is_users
-from common.places import TEMPORARY, Place, staged_for
+from common.places import TEMPORARY, Place, remove_temporary, staged_for
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
 from data_prep.manifest import Manifest, PartEntry, StoreError
@@ -186,13 +186,6 @@ def tidy_split(folder: Place) -> None:
     """Remove the leftovers of writing from a finished split: the ledger, and the temporary files of killed processes."""
     remove_temporary(folder)
     (folder / "ledger").delete()
-
-
-def remove_temporary(folder: Place) -> None:
-    """Remove the temporary files of killed processes from a folder."""
-    for file in folder.list():
-        if file.name.endswith(TEMPORARY):
-            file.place.delete()
 
 
 def _ledger(folder: Place, index: int) -> Place:

@@ -32,7 +32,7 @@ from rich.console import Console
 
 from common.errors import UserError
 from common.lock import file_lock
-from common.places import Place
+from common.places import Place, remove_temporary
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
@@ -206,6 +206,7 @@ def main(argv: list[str]) -> None:
     report_folder = RunFolder(output)  # for a bucket it is written in a working folder first
     partial = report_folder.folder / PARTIAL
     with file_lock(partial, "another pipelines.evaluate"):
+        remove_temporary(Place.parse(report_folder.folder))
         evaluations = [evaluate(target, config, partial) for target in targets]
         paths = report(config, targets, evaluations, report_folder)
         shutil.rmtree(partial)

@@ -25,14 +25,14 @@ from common.checks import check_options
 from common.credentials import without_credentials
 from common.errors import UserError
 from common.lock import file_lock
-from common.places import Place
+from common.places import Place, remove_temporary
 from data_prep import split_remarks
 from data_prep.corpora import CORPORA
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, SplitScan, check_type, plan
-from data_prep.sharding import check_own, discard_split, prepare_splits, remove_temporary, scan_splits, tidy_split
+from data_prep.sharding import check_own, discard_split, prepare_splits, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (

@@ -22,9 +22,10 @@ import torch.distributed as dist
 
 from common.errors import UserError
 from common.lock import file_lock
-from common.places import Place
+from common.places import Place, remove_temporary
 from data_prep.store import splits_of
 from data_prep.tokenizers import CHAT_FILE
+from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.config.run import TrainConfig
@@ -98,6 +99,7 @@ def main(argv: list[str]) -> int:
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
         with file_lock(run_folder.folder, "another training run"):
+            tidy(run_folder, run.resume.folder.name, config.checkpoint)
             run_folder.fetch(*RECORDS)
             # Sends what MLflow lacks because it was silent then.
             tracker = start_tracker(config, run, run.resume.step)
@@ -108,6 +110,7 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         with file_lock(run_folder.folder, "another training run"):
+            remove_temporary(Place.parse(run_folder.folder))
             train_with_progress(config, run)
     except Stopped as stopped:
         saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"

@@ -6,12 +6,13 @@ best(run.complete_checkpoints())                              # a list, the best
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Iterable
 from typing import TypeVar
 
-from common.places import Place, sync
+from common.places import Place, remove_temporary, sync
 from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, step_of
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
@@ -35,6 +36,15 @@ def prune(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
     for name in run.checkpoint_names():
         if step_of(name) in whole and name not in names:
             remove(run.checkpoints / name)
+
+
+def tidy(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
+    """Remove what killed starts of a finished run have left. ``newest`` names its last checkpoint."""
+    with contextlib.suppress(OSError):  # a run that is only read, say
+        remove_temporary(Place.parse(run.folder))
+        for place in run.unfinished():
+            place.delete()
+        prune(run, newest, config)
 
 
 def best(checkpoints: Iterable[Found]) -> list[Found]:

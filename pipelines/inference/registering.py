@@ -28,6 +28,8 @@ from pipelines.tracking import Tracker
 from pipelines.tracking.identity import saved_run
 
 UNREGISTERED = "the best checkpoint is not registered in MLflow"
+EXPORTED = ".exported"
+"""The folder in a run's or a sweep's that is uploaded, and then removed."""
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
@@ -36,12 +38,13 @@ def register_best(config: TrainConfig, tracker: Tracker) -> None:
     if config.tracking.models != "best" or config.tracking.parent or tracker.registered is None:
         return
     run = RunFolder.of(config)
+    shutil.rmtree(run.folder / EXPORTED, ignore_errors=True)  # what a killed start has left
     whole = best(run.complete_checkpoints())
     if whole and whole[0].step != tracker.registered:
         checkpoint = run.open_checkpoint(whole[0].folder.name)
         same = checkpoint.meta["config"]["data"]["corpus"] == config.data.corpus
         store = config.data.store if same else ""  # which may have moved since
-        _register(checkpoint, tracker, run.folder / ".exported", config.run, run.folder, store)
+        _register(checkpoint, tracker, run.folder / EXPORTED, config.run, run.folder, store)
 
 
 @as_a_warning(UNREGISTERED, SafetensorError)
@@ -59,7 +62,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
         case _:
             raise UserError(f"{folder / 'best.json'} is damaged: rerun the sweep's command, which writes it again")
     done = folder / "registered.json"
-    exported = folder / ".exported"
+    exported = folder / EXPORTED
     trial.fetch("mlflow_run.json")
     wanted = {"trial": number, "step": step, "run_id": saved_run(trial.folder).get("run_id")}
     if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
