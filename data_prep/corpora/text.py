@@ -27,6 +27,10 @@ from data_prep.corpora.streams import (
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8, split_of
 
 
+ANYWHERE = "**/"
+"""At the beginning of a pattern: in any folder, which holds without it too."""
+
+
 @dataclass(frozen=True)
 class Text:
     """A folder of UTF-8 text files."""
@@ -36,7 +40,7 @@ class Text:
     source: str = ""
     """Folder or bucket to read, with all the folders in it."""
     pattern: str = "*.txt"
-    """File names that count as documents."""
+    """File names that count as documents, in whatever folder."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """Larger files are left out, and counted."""
 
@@ -45,13 +49,17 @@ class Text:
             raise CorpusError(
                 f"pattern is {self.pattern!r}, which no file matches: write which file names count as documents, such as *.txt"
             )
+        if "**" in self.pattern.removeprefix(ANYWHERE):
+            raise CorpusError(
+                f"pattern is {self.pattern!r}, where ** would stand for one folder: leave it out, since names match in any folder"
+            )
 
     def options(self) -> dict[str, Any]:
         return {}
 
     def takes(self, name: str) -> bool:
         """Whether a file of this name counts as a document."""
-        return PurePosixPath(name).match(self.pattern)
+        return PurePosixPath(name).match(self.pattern.removeprefix(ANYWHERE))  # which would ask for a folder
 
     def splits_by_hash(self) -> bool:
         return not split_folders(folder_of(self.name, self.source))

@@ -302,6 +302,16 @@ def test_file_name_that_is_not_utf8_without_folders_of_splits(tmp_path: Path) ->
         Text(source=str(tmp_path / "in"), pattern=".")
 
 
+def test_a_pattern_matches_in_any_folder_also_as_a_shell_writes_it(tmp_path: Path) -> None:
+    put(tmp_path / "train", {"t.md": "one", "a/u.md": "two", "a/b/v.md": "three", "w.txt": "no"})
+    listed = [ids(Text(source=str(tmp_path), pattern=pattern), "train") for pattern in ("*.md", "**/*.md")]
+    assert listed[0] == listed[1] == ["train/a/b/v.md", "train/a/u.md", "train/t.md"]
+    with pytest.raises(
+        CorpusError, match=r"pattern is 'a/\*\*/\*.md', where \*\* would stand for one folder: leave it out"
+    ):
+        Text(source=str(tmp_path), pattern="a/**/*.md")
+
+
 def test_damaged_metadata(books: Path) -> None:
     (books / "metadata.csv").write_text("7,Seven\nlonely\n")
     with pytest.raises(CorpusError, match=r"metadata\.csv has no title in record 2"):
