@@ -163,8 +163,8 @@ SMALL = 1000
 def sources_of(corpus: Corpus, splits: Sequence[str]) -> dict[str, Sequence[Source]]:
     """The documents of some splits of a corpus.
 
-    If a small corpus of at least three documents splits by hash, each split gets one: an empty split takes the document with the
-    smallest hash from the largest split, in whatever order they are listed.
+    If a small corpus of at least three sources with bytes splits by hash, each split gets one: an empty split takes the source with
+    the smallest hash from the largest split, in whatever order they are listed. One that is skipped later leaves its split empty.
     """
     found = {split: corpus.sources(split) for split in splits}
     if any(len(listed) >= SMALL for listed in found.values()):
