@@ -28,6 +28,7 @@ from common.lock import file_lock
 from common.places import Place, remove_temporary
 from data_prep import split_remarks
 from data_prep.corpora import CORPORA
+from data_prep.corpora.streams import count_items
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
@@ -157,7 +158,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     train_too = isinstance(asked, TokenizerTraining)  # the tokenizer is trained on it, even if it is not prepared
     sources = sources_of(corpus, [split for split in SPLITS if split in named or (train_too and split == "train")])
     size = sum(int(sizes_of(sources[split]).sum()) for split in named)
-    count = sum(len(sources[split]) for split in named)
+    count = sum(count_items(sources[split]) for split in named)
     shown = without_credentials(config.tokenizer) or ("symbols" if isinstance(asked, SymbolsTokenizer) else "bytes")
     console.print(
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(named)}; "

@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ import pyarrow as pa
 from common.places import Listed, Place
 from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, place_of, refuse_packed
 from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
+from data_prep.sources import NumberedSources
 
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
@@ -371,6 +372,12 @@ class LeftOut:
 
 
 LEFT_OUT = "left out: "
+
+
+def count_items(sources: Sequence[Source]) -> int:
+    """The number of sources that stand for one item each, and not for items that were left out."""
+    candidates = sources.others if isinstance(sources, NumberedSources) else sources
+    return len(sources) - sum(skipped_of(source) is not None for source in candidates)
 
 
 def skipped_of(source: Source) -> Skipped | None:
