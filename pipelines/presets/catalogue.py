@@ -69,7 +69,7 @@ def search(words: Sequence[str]) -> str:
         f"{name:{widths[0]}}  {model:{widths[1]}}  {parameters:>{widths[2]}}  {corpus:{widths[3]}}  {line}".rstrip()
         for name, model, parameters, corpus, line in rows
     ]
-    note = "Parameters are without embeddings, which grow with the tokenizer."
+    note = "Parameters are without embeddings and an output layer of its own, which grow with the tokenizer."
     return "\n".join([*lines, f"{counted(len(found), 'preset')}. {note}"])
 
 
@@ -84,7 +84,8 @@ def matches(name: str, word: str) -> bool:
 
 
 def row_of(name: str, config: TrainConfig) -> tuple[str, str, str, str, str]:
-    """The columns of a preset in a search. The number of parameters does not depend on the 257 symbols: embeddings are left out."""
+    """The columns of a preset in a search. Parameters are those that no vocabulary changes."""
     costs = config.model.costs(257)
-    parameters = short(costs.parameters - costs.embedding_parameters)
+    of_an_id = config.model.costs(258).parameters - costs.parameters  # its embedding, and a row of an output layer
+    parameters = short(costs.parameters - 257 * of_an_id)
     return name, config.model.name, parameters, config.data.corpus, line_of(name)

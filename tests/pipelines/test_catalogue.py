@@ -9,7 +9,9 @@ import pytest
 from common.errors import UserError
 from pipelines import preflight, prepare, train
 from pipelines.presets import GROUPS, PRESETS, catalogue
+from pipelines.presets.catalogue import row_of
 from pipelines.sweeps.command import read_command
+from pipelines.terminal.tables import short
 from studies import vocabulary
 
 
@@ -78,7 +80,10 @@ def test_search_shows_model_parameters_and_corpus(capsys: pytest.CaptureFixture[
     assert heading.split() == ["preset", "model", "parameters", "corpus"]
     expected = ["pg19-scale-40M-rec", "rec", "40.4M", "pg19", "Table 4, 40 million to 1.3 billion parameters"]
     assert re.split(r"  +", row) == expected
-    assert note == "1 preset. Parameters are without embeddings, which grow with the tokenizer."
+    assert (
+        note
+        == "1 preset. Parameters are without embeddings and an output layer of its own, which grow with the tokenizer."
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,3 +128,12 @@ def test_corpora_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str])
         lines = dict(re.findall(r"(?m)^  (\S+)  +(.*)$", capsys.readouterr().out))
         assert lines["text"] == "A folder of UTF-8 text files"
         assert lines["python-source"] == "The source of Python's standard library; needs no download"
+
+
+def test_parameters_are_those_that_no_vocabulary_changes() -> None:
+    """Also with an output layer of its own: the model has seven symbols in this task, and not 257."""
+    config = PRESETS["tiny-permutation-longer-delta"]
+    built = config.model.build(7)
+    tables = [built.embedding.weight, built.output.weight]  # pyrefly: ignore
+    own = sum(weight.numel() for weight in built.parameters()) - sum(table.numel() for table in tables)
+    assert row_of("tiny-permutation-longer-delta", config)[2] == short(own)
