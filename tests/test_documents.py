@@ -214,7 +214,7 @@ def test_the_readme_names_every_command_and_the_map_every_room() -> None:
 def anchors(text: str) -> set[str]:
     """Names of a page's headings as the common forges make them."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_lead_somewhere() -> None:
