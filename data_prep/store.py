@@ -274,7 +274,7 @@ def _missing(folder: Place) -> str:
             below += [file.place for file in place.list() if file.is_dir]
     splits = [place for place in below if (place / "manifest.json").is_file()]
     if splits:
-        return f"{folder} is no split but has some: name {splits[0]}"
+        return f"{folder} is not a split but contains splits: name one, such as {splits[0]}"
     wrong = folder if folder.parent.is_dir() else folder.parent  # the corpus's name may be the wrong one
     if wrong != folder:
         for given in (wrong.parent, wrong.parent.parent):
@@ -287,5 +287,9 @@ def _missing(folder: Place) -> str:
     own = ("tokenizer", wrong.name)  # which may be an empty folder
     names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(wrong.name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "prepare it first with python -m pipelines.prepare"
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else "prepare it first (python -m pipelines.prepare --help lists the corpora)"
+    )
     return f"there is no prepared split in {folder}: {hint}"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -42,7 +42,7 @@ from pipelines.tracking.client import check_tracking
 class CompareConfig:
     """Runs and sweeps to compare."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN...")]
     """Folders or URIs of runs or sweeps, or ids of runs in MLflow."""
     trials: Literal["auto", "best", "all"] = "auto"
     """Trials of a sweep to compare: the best one, or all with a result. auto: all if the sweep is compared with nothing else."""

@@ -9,6 +9,7 @@ and this code; 2 when one is not, with a sentence for each thing that is wrong. 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +26,7 @@ from pipelines.terminal.tables import plain_table
 class DoctorConfig:
     """The run to check."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of a run, or its URI."""
     store: str = ""
     """Store that it was trained on, if it has moved."""

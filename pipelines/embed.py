@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -35,7 +35,7 @@ SEGMENT = 1024
 class EmbedConfig:
     """Texts to embed, and the model."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run, of a checkpoint, or one that pipelines.export made."""
     output: str
     """Folder or URI to write to: a new one, or that of the same command before it was stopped."""

@@ -114,7 +114,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         scores = dict(zip(state_modes, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     if not all(math.isfinite(score.nats) for score in scores.values()):
         raise UserError(
-            f"{target.name}: its loss on {store.folder} is no number, so its weights are damaged: name another checkpoint"
+            f"{target.name}: its loss on {store.folder} is not a number, so its weights are damaged: name another checkpoint"
         )
     return Evaluation(
         name=target.name,

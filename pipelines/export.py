@@ -15,7 +15,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -31,7 +31,7 @@ from pipelines.terminal.commands import typed
 class ExportConfig:
     """A model to export, and the folder to write."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint, or a folder that was exported before."""
     output: Path
     """The folder to make; it must not exist yet."""

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -44,7 +44,7 @@ INCOMPLETE = 3
 class GenerateConfig:
     """A text to continue, the model, and how tokens are chosen."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
     """Text file to continue (UTF-8)."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -32,7 +33,7 @@ from pipelines.terminal.tables import counted, plain_table
 class InspectConfig:
     """A split to look into."""
 
-    split: tyro.conf.Positional[str]
+    split: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SPLIT")]
     """Folder of a prepared split, STORE/CORPUS/SPLIT; local or any URI that pyarrow.fs opens."""
     lanes: int = 8
     """Lanes of the global batch, for their fill."""

@@ -1,4 +1,4 @@
-"""Say what would go wrong with a run on this cluster before it begins: a sentence for each thing, and exit status 2.
+"""Check whether a run can start on this cluster: a sentence for each thing that would go wrong, and exit status 2.
 
     python -m pipelines.preflight small-rec --data.store runs/store --num-workers 2
     python -m pipelines.preflight --here --ports 6379 8265          # before `ray start`: this machine alone

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import tyro
 
@@ -40,7 +41,7 @@ OWN = ("run", "root", "preset", "data.store", "data.corpus")
 class PipelineConfig:
     """The stages of a pipeline: a corpus to prepare, and models to train and compare."""
 
-    preset: tyro.conf.Positional[str]
+    preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")]
     """Preset to train: a name of pipelines/presets/. Its run has the same name."""
     also: tuple[str, ...] = ()
     """More presets to train on the same data, one after the other, and to compare."""

@@ -1,4 +1,4 @@
-"""Check every byte of a store, a corpus or a split, and say everything that is wrong and where. Exit status 2 where anything is.
+"""Check every byte of a store, a corpus or a split, and report every fault and its place. The exit status is 2 if there is any.
 
 python -m pipelines.verify runs/store
 python -m pipelines.verify runs/store/pg19/train
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 from rich.progress import DownloadColumn, TransferSpeedColumn
@@ -23,7 +24,7 @@ from pipelines.terminal.tables import counted
 class VerifyConfig:
     """What is checked."""
 
-    store: tyro.conf.Positional[str]
+    store: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STORE")]
     """A store, the folder of a corpus in it, or of a split; local or any URI that pyarrow.fs opens."""
 
 

@@ -57,7 +57,7 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool
     chosen = [i for i, d in enumerate(store.manifest.documents) if d.id.startswith(f"test/{distance}/")]
     if not chosen:
         raise UserError(
-            f"{store.folder} asks no names {distance} windows later: prepare it with --distances {distance}"
+            f"{store.folder} has no questions about names {distance} windows back: prepare it with --distances {distance}"
         )
     length = (distance + 1) * LINE
     tokens_BT = torch.from_numpy(np.stack([store.tokens(i, 0, length) for i in chosen]).astype(np.int64))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
@@ -39,7 +39,7 @@ from studies.continuations_report import Passage, continuations_table, summary, 
 class ContinuationsConfig:
     """A text to continue, and the model."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run or of a checkpoint, or an exported folder."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run: the newest, or the best of those that were validated."""
@@ -113,7 +113,7 @@ def passages_of(
     model = model_of(checkpoint).to(where)
     if not has_states(model):
         raise UserError(
-            f"{checkpoint.folder} is of a model without a recurrent State: behind an empty window it knows nothing of a context; "
+            f"{checkpoint.folder} has no recurrent State, so it knows nothing of the text before its window; "
             "name a run of one that has a State, such as rec or gpt2-rec"
         )
     places = choose_places(store.lengths, model.block, config)

@@ -73,6 +73,6 @@ TRAINING = TrainConfig(
 NAMES_PRESETS = {f"recall-{name}": replace(TRAINING, model=model) for name, model in MODELS.items()}
 NAMES_GROUPS = {
     "Studies of what recurrence is for": {
-        "recall-*": "a name is asked for many windows after it was said; models have 167,000 parameters"
+        "recall-*": "recall of a name many windows after it was given; models have 167,000 parameters"
     }
 }

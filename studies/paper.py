@@ -20,6 +20,7 @@ import re
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -50,9 +51,9 @@ OWN = ("run", "root", "seed", "data.store", "data.corpus")
 class PaperConfig:
     """Which table, and how much of it."""
 
-    paper: tyro.conf.Positional[str]
+    paper: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PAPER")]
     """block-recurrent, gpt2, staircase or today."""
-    table: tyro.conf.Positional[str]
+    table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """Such as table-1 or figure-3."""
     scale: Scale = "tiny"
     """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
@@ -86,7 +87,7 @@ class PaperConfig:
     train: bool = True
     """Whether to train the missing runs; otherwise only finished results are shown."""
     dry_run: bool = False
-    """Say what would be run and what it costs, and end."""
+    """Print what would run and what it costs, then exit."""
     flop_rate: float = 0.0
     """FLOP/s for the estimates of costs; 0 times two steps of each small training, and takes 1.25e14 for the others."""
 

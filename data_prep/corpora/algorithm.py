@@ -34,7 +34,7 @@ ASSIGN, INCREMENT, DECREMENT, IF, PRINT = range(5)
 
 @dataclass(frozen=True)
 class Algorithm(Task):
-    """Programs of assignments, ++, --, if and print; what is printed is to be predicted."""
+    """Programs of assignments, ++, --, if and print; the targets are the printed values."""
 
     name: ClassVar[str] = "algorithm"
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}

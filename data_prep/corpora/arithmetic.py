@@ -27,7 +27,7 @@ OPERATORS = ("+", "-", "*")
 
 @dataclass(frozen=True)
 class Arithmetic(Task):
-    """Sums of products modulo a number; after each number the value so far is to be predicted."""
+    """Sums of products modulo a number; the target after each number is the value so far."""
 
     name: ClassVar[str] = "arithmetic"
 

@@ -27,7 +27,7 @@ _LOADED: dict[tuple[str, ...], dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Hub:
-    """A data set of a hub, a document a row."""
+    """A data set of a hub, one document per row."""
 
     name: ClassVar[str] = "hub"
 

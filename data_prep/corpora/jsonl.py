@@ -58,7 +58,7 @@ NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", 
 
 @dataclass(frozen=True)
 class JsonLines:
-    """Files of JSON lines, a document a line."""
+    """Files of JSON lines, one document per line."""
 
     name: ClassVar[str] = "jsonl"
 

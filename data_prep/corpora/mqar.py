@@ -38,7 +38,7 @@ BLANK = "."
 
 @dataclass(frozen=True)
 class Mqar(Task):
-    """Pairs of keys and values; where a key comes back its value is to be predicted."""
+    """Pairs of keys and values; the target where a key comes back is its value."""
 
     name: ClassVar[str] = "mqar"
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": (), "rewrites": 0}

@@ -46,7 +46,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Parquet:
-    """Parquet files, a document a row."""
+    """Parquet files, one document per row."""
 
     name: ClassVar[str] = "parquet"
 

@@ -28,7 +28,7 @@ Group = Literal["S2", "S3", "A5", "S5"]
 
 @dataclass(frozen=True)
 class Permutation(Task):
-    """Elements of a group; after each the product so far is to be predicted."""
+    """Elements of a group; the target after each is the product so far."""
 
     name: ClassVar[str] = "permutation"
     unrecorded: ClassVar[dict[str, Any]] = {"curriculum": ()}

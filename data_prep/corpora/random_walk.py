@@ -35,7 +35,7 @@ Actions = Literal["turns", "moves"]
 
 @dataclass(frozen=True)
 class RandomWalk(Task):
-    """Walks on a grid; after each action the cell is to be predicted."""
+    """Walks on a grid; the target after each action is the cell."""
 
     name: ClassVar[str] = "random-walk"
     unrecorded: ClassVar[dict[str, Any]] = {"actions": "turns"}

@@ -26,7 +26,6 @@ from data_prep.corpora.streams import (
 )
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8, split_of
 
-
 ANYWHERE = "**/"
 """At the beginning of a pattern: in any folder, which holds without it too."""
 

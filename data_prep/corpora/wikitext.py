@@ -62,7 +62,7 @@ LINE = 64 << 20
 
 @dataclass(frozen=True)
 class WikiText:
-    """WikiText-2 or WikiText-103, a document an article."""
+    """WikiText-2 or WikiText-103, one document per article."""
 
     name: ClassVar[str] = "wikitext"
 

@@ -210,7 +210,7 @@ def tokenizer_from_spec(spec: str) -> Tokenizer | TokenizerTraining:
     if "/" in spec or path.suffix in (".model", ".json"):
         kind = "SentencePiece .model file" if path.suffix == ".model" else "tokenizer.json, or of a tokenizer's folder"
         raise TokenizerError(f"{path} does not exist: give the path of a {kind}")
-    raise TokenizerError(f"unknown tokenizer {spec!r}: {nearest(spec, SPECS)}")
+    raise TokenizerError(f"unknown tokenizer {spec!r}, and no such folder: {nearest(spec, SPECS)}")
 
 
 def _from_file(path: Path) -> Tokenizer:

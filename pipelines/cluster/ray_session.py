@@ -130,7 +130,8 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
     if len(f"{temporary()}/ray/session_2026-01-31_12-00-00_000000_{os.getpid()}/sockets/plasma_store") > SOCKET_NAME:
         raise UserError(
-            f"the temporary folder is {temporary()}, whose name is too long for Ray's sockets: set RAY_TMPDIR=/tmp, say"
+            f"the temporary folder is {temporary()}, whose name is too long for Ray's sockets: set RAY_TMPDIR to a shorter one, "
+            "such as /tmp"
         )
     # Else Ray keeps a token in the home folder, where others may read it, or nobody can write.
     if not os.environ.get("RAY_AUTH_TOKEN_PATH"):

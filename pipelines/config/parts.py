@@ -55,7 +55,7 @@ class OptimConfig:
     """Decoupled weight decay of all parameters with two dimensions or more: matrices, embeddings, tables of position biases, and a
     recurrence's first states."""
     max_grad_norm: float = 1.0
-    """Largest global norm of the gradient; 0 does not clip."""
+    """Clip the gradient to this global norm; 0 does not clip."""
 
     def __post_init__(self) -> None:
         check_fields("optim", self, lr=0, recurrent_lr_scale=0, weight_decay=0, max_grad_norm=0)
@@ -117,8 +117,8 @@ class TrackingConfig:
     on_failure: Literal["continue", "stop"] = "continue"
     """When MLflow does not answer: continue and send later, or stop the run."""
     patience: float = 60.0
-    """Seconds that MLflow may be silent: at the end, before the rest stays unsent; during the run, before `stop` stops it. With
-    `stop` MLflow must answer at once where a run begins or resumes."""
+    """Seconds to wait for an MLflow that does not answer: at the end of a run, then the remaining metrics stay unsent; during it,
+    with `stop`, then the run stops. With `stop` MLflow must answer at once when a run begins or resumes."""
     models: Literal["best", "metrics", "none"] = "best"
     """best: each checkpoint is a model in MLflow with its validation metrics. The best one of a finished run is uploaded as a
     folder for transformers and registered under the run's name (in a sweep: the best of all trials, under the sweep's name).
@@ -158,7 +158,7 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class PlacementConfig:
-    """Resources of each Ray Train worker, and the machines on which workers stand."""
+    """Resources of each Ray Train worker, and the machines on which workers run."""
 
     strategy: Literal["pack", "spread", "strict-spread"] = "pack"
     """pack: on as few machines as possible; spread: on as many as possible; strict-spread: never two on one, or wait."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -44,7 +44,7 @@ HOME = "runs"
 class TargetsConfig:
     """Models, and the text that they read."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN...")]
     """Folders or URIs of runs or of checkpoints, or exported folders."""
     checkpoint: Literal["newest", "best"] = "newest"
     """Which checkpoint of a run: the newest, or the best of those that were validated."""

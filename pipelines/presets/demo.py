@@ -124,7 +124,7 @@ DEMO_PRESETS = {
 
 DEMO_GROUPS = {
     "Start here (minutes on a CPU)": {"demo-*": ""},
-    "Your own text (5 to 6 million parameters), one for each model": {
+    "Your own text (5 to 6 million parameters)": {
         "small-*": "",
         "small-mamba2*": "Mamba-2, a state-space model, in every layer, or with windows in every third (-window)",
         "small-mlstm": "mLSTM, the matrix memory of xLSTM, in every layer",
@@ -133,7 +133,7 @@ DEMO_GROUPS = {
         "small-delta*": "the gated delta rule in every layer, or with windows in every third (-window)",
         "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
         "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",
-        "small-llama*": "the same of a Llama",
+        "small-llama*": "the same with a Llama",
     },
     "Studies of what recurrence is for": {
         "study-*": "the demo's models and a Transformer-XL, trained for longer",

@@ -258,7 +258,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
             own_store = Place.parse(run.data.store) / run.data.corpus
             if not own_store.is_dir():
                 raise UserError(
-                    f"--equalize flops counts from the preset's own store, and {own_store} is none: choose another --equalize"
+                    f"--equalize flops counts from the preset's own store, and {own_store} is not one: choose another --equalize"
                 )
         if name == "steps" and config.equalize != "steps":
             raise UserError(

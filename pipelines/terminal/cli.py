@@ -244,7 +244,8 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
         wanted = f"Expected {event.argument.lowered.nargs} values"
         told = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
     elif isinstance(event, MissingArgs):
-        told = f"missing: {', '.join(missing.arg.display_name() for missing in event.missing_arguments)}"
+        names = [missing.arg.display_name() for missing in event.missing_arguments]
+        told = f"missing: {', '.join(name if name.startswith('-') else name.upper() for name in names)}"
     else:
         return
     raise UserError(f"{told}; --help lists the options")

@@ -10,7 +10,7 @@ GROUPS = {
         "pg19-rec-fixed-skip-layers-*": "section 4.3, two recurrent layers",
         "pg19-rec-fixed-skip-13L": "section 4.3, a layer more without recurrence",
         "pg19-scale-*": "Table 4, 40 million to 1.3 billion parameters",
-        "tiny-pg19-*": "the rows on PG-19 at a size that a CPU trains in minutes",
+        "tiny-pg19-*": "the rows on PG-19, small enough to train on a CPU in minutes",
     },
     "Paper: Staircase Attention for Recurrent Processing of Sequences (Ju et al. 2021)": {
         "algorithm-*": "Table 1 and Figure 2, on programs",

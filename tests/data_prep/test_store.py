@@ -155,7 +155,7 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
             SegmentStore.open(given, "text", "train")
     with pytest.raises(StoreError, match="did you mean 'text'"):
         SegmentStore.open(prepared.store, "txt", "train")
-    with pytest.raises(StoreError, match=r"is no split but has some: name .*/text/"):
+    with pytest.raises(StoreError, match=r"is not a split but contains splits: name one, such as .*/text/"):
         SegmentStore.open(prepared.store)
     (prepared.folder / "test" / "manifest.json").unlink()
     with pytest.raises(

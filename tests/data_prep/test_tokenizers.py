@@ -145,7 +145,7 @@ def test_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("byte", "unknown tokenizer 'byte': did you mean 'bytes'"),
+        ("byte", "unknown tokenizer 'byte', and no such folder: did you mean 'bytes'"),
         ("sentencepeice:2048", "did you mean 'sentencepiece:2048'"),
         ("sentencepiece", "needs a number of pieces, 300 or more, below a million: write sentencepiece:2048"),
         ("sentencepiece-bpe:many", "write sentencepiece-bpe:2048"),

@@ -212,7 +212,11 @@ def test_templates_by_name_and_the_ends_of_a_text_are_read_from_all_their_files(
     kept = load_tokenizer(tmp_path / "store")
     assert isinstance(kept, HuggingFaceTokenizer) and kept.chat == tokenizer.chat
     assert kept.fingerprint == tokenizer.fingerprint
-    for text, message in (("{", "is not JSON"), ("[]", "holds no object"), ('{"eos_token_id": "a"}', "are no ids")):
+    for text, message in (
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"eos_token_id": "a"}', "are not token ids"),
+    ):
         (folder / "generation_config.json").write_text(text)
         with pytest.raises(UserError, match=rf"generation_config\.json .*{message}"):
             tokenizer_from_spec(str(folder))

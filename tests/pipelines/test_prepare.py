@@ -432,7 +432,10 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         (["text"], "corpus text needs a folder: give --source FOLDER"),
         (["text", "--source", "nowhere"], "/nowhere is not there: give --source"),
         (["pg19", "--newline", "none"], "invalid choice 'none'"),
-        (["python-source", "--tokenizer", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
+        (
+            ["python-source", "--tokenizer", "byts"],
+            "unknown tokenizer 'byts', and no such folder: did you mean 'bytes'?",
+        ),
     ],
 )
 def test_wrong_words(

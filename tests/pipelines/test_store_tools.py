@@ -195,7 +195,7 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
     picture = matplotlib.image.imread(png)
     assert picture.shape[0] > 300 and picture.std() > 0.05
     assert faults(store / "text" / "train") == []  # the picture is not in the store
-    with pytest.raises(StoreError, match=r"text is no split but has some: name .*text/test"):
+    with pytest.raises(StoreError, match=r"text is not a split but contains splits: name one, such as .*text/test"):
         inspect.main([str(store / "text")])
     inspect.main([str(store / "text" / "test"), *options, "--documents", "0", "--png", str(tmp_path / "a" / "b.png")])
     assert (tmp_path / "a" / "b.png").exists() and "▶" not in capsys.readouterr().out
@@ -308,7 +308,11 @@ def test_vocabulary_study_in_mlflow(text_folder: Path, tmp_path: Path) -> None:
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (vocabulary.main, ["text", "--tokenizers"], "tokenizers is empty"),
         (vocabulary.main, ["pg19", "--validation-tokens", "9"], "split validation is cut after so many tokens of one"),
-        (vocabulary.main, ["text", "--tokenizers", "byts"], "unknown tokenizer 'byts': did you mean 'bytes'?"),
+        (
+            vocabulary.main,
+            ["text", "--tokenizers", "byts"],
+            "unknown tokenizer 'byts', and no such folder: did you mean 'bytes'?",
+        ),
     ],
 )
 def test_wrong_words(main, words, sentence, capsys, monkeypatch, tmp_path: Path) -> None:

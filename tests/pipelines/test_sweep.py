@@ -638,7 +638,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
         (
             ["data.store=a,b", "--equalize", "flops", "--data.store", "nowhere"],
-            "--equalize flops counts from the preset's own store, and .*/nowhere/text is none: choose another --equalize",
+            "--equalize flops counts from the preset's own store, and .*/nowhere/text is not one: choose another --equalize",
         ),
         (["steps=10,20"], "the space varies steps, which --equalize tokens chooses for each trial"),
         (["checkpoint.every=10,20"], "checkpoint.every does not change what a trial learns"),

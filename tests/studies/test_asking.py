@@ -50,5 +50,5 @@ def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
         assert result.names == 0 and result.names_cleared == 0
         assert ask(slide, test, distance).names_cleared is None
         assert ask(rec, test, distance, cleared=False).names_cleared is None
-    with pytest.raises(UserError, match="asks no names 3 windows later: prepare it with --distances 3"):
+    with pytest.raises(UserError, match="has no questions about names 3 windows back: prepare it with --distances 3"):
         ask(slide, test, 3)

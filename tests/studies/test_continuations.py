@@ -170,5 +170,5 @@ def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_m
     with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
         continuations.main([run, "--new-tokens", "1"])
     slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")
-    with pytest.raises(UserError, match="of a model without a recurrent State"):
+    with pytest.raises(UserError, match="has no recurrent State"):
         continuations.main([str(slide), *QUIET])
