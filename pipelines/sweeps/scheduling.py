@@ -99,7 +99,7 @@ class RecordedScheduler(NotKept, TrialScheduler):
         live = tune_controller.get_live_trials()
         if not live or any(trial.status != Trial.PAUSED for trial in live):
             return
-        last = live[0]
+        last = max(live, key=str)  # Tune has them in a set: the same one in every start
         self._ask_rule(tune_controller, last, last.last_result)
 
     def debug_string(self) -> str:
