@@ -28,7 +28,7 @@ from data_prep.tokenizers import CHAT_FILE
 from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.presets.catalogue import overview, search
@@ -99,7 +99,9 @@ def main(argv: list[str]) -> int:
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
         with file_lock(run_folder.folder, "another training run"):
-            tidy(run_folder, run.resume.folder.name, config.checkpoint)
+            # As the run was trained, and not as this command says, which trains nothing.
+            kept = CheckpointConfig(**run.resume.meta["config"]["checkpoint"])
+            tidy(run_folder, run.resume.folder.name, kept)
             run_folder.fetch(*RECORDS)
             # Sends what MLflow lacks because it was silent then.
             tracker = start_tracker(config, run, run.resume.step)

@@ -511,8 +511,11 @@ def test_what_a_start_left_that_was_killed_at_its_end_is_removed_by_the_next(tra
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000009"] and not left.exists()
     left.touch()
     shutil.rmtree(folder)
-    train(*words)
+    words = ("--steps", "4", "--validate-every", "0", "--checkpoint.every", "1")
+    train(*words, "--checkpoint.keep", "9")
     assert not left.exists()
+    train(*words, "--checkpoint.keep", "1")  # which trains nothing, and so removes nothing
+    assert [path.name for path in sorted(folder.iterdir())] == [f"step-{step:08d}" for step in range(1, 5)]
 
 
 def test_a_resumed_run_shows_its_steps_after_the_clock_was_set_back(
