@@ -7,7 +7,8 @@ RAY_ADDRESS decides. On the nodes of a cluster it is `auto` (clusters/environmen
 the script joins the Ray that runs on its node. Where nothing runs there, or without RAY_ADDRESS, a local session is started: a
 laptop never joins a session that it happens to find.
 
-`set_environment`, which `start` calls first, keeps Ray quiet and offline. Variables that the user has set stay.
+`set_environment` keeps Ray quiet and offline. `start` calls it first; a command that imports Ray earlier calls it before that.
+Variables that the user has set stay.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ class Done:
 
 def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
     """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
-    ray_session.set_environment()
     sweep = Sweep(config, fields(domains))
     sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now an error that every trial would raise
     check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -798,6 +801,25 @@ def test_what_is_written_of_a_decision_is_whole_or_an_error(here: Make) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     sweep.note(event="told", text="again")
     assert [event["text"] for event in sweep.events()] == ["whole", "again"]
+
+
+def test_ray_reads_the_settings_of_a_local_session_when_a_sweep_imports_it() -> None:
+    """Else its ports would not be on 127.0.0.1 alone. In a process of its own, since this one has imported Ray."""
+    code = """
+import sys
+from pipelines.sweeps import run_sweep
+try:
+    run_sweep(["optim.lr=1e-3,1e-2", "--preset", "small-rec", "--data.store", "nowhere"])
+except Exception as error:
+    assert "ray" in sys.modules, error
+from ray._private import ray_constants
+print(ray_constants.ENABLE_RAY_CLUSTER)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 def test_a_failed_trial_does_not_win(here: Make) -> None:
