@@ -44,11 +44,11 @@ class Text:
     """Larger files are left out, and counted."""
 
     def __post_init__(self) -> None:
-        if not PurePosixPath(self.pattern).parts:
+        if not PurePosixPath(self.pattern.removeprefix(ANYWHERE)).parts:
             raise CorpusError(
                 f"pattern is {self.pattern!r}, which no file matches: write which file names count as documents, such as *.txt"
             )
-        if "**" in self.pattern.removeprefix(ANYWHERE):
+        if "**" in PurePosixPath(self.pattern.removeprefix(ANYWHERE)).parts[:-1]:
             raise CorpusError(
                 f"pattern is {self.pattern!r}, where ** would stand for one folder: leave it out, since names match in any folder"
             )

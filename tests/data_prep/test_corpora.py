@@ -298,14 +298,15 @@ def test_file_name_that_is_not_utf8_without_folders_of_splits(tmp_path: Path) ->
     put(tmp_path / "in", {"a.txt": "text", "b\udcffd.txt": "text"})
     with pytest.raises(CorpusError, match=r"name is not UTF-8, 'b\\udcffd\.txt': rename it"):
         Text(source=str(tmp_path / "in")).sources("train")
-    with pytest.raises(CorpusError, match=r"pattern is '\.', which no file matches"):
-        Text(source=str(tmp_path / "in"), pattern=".")
+    for pattern in (".", "**/"):
+        with pytest.raises(CorpusError, match=r"pattern is '.*', which no file matches"):
+            Text(source=str(tmp_path / "in"), pattern=pattern)
 
 
 def test_a_pattern_matches_in_any_folder_also_as_a_shell_writes_it(tmp_path: Path) -> None:
     put(tmp_path / "train", {"t.md": "one", "a/u.md": "two", "a/b/v.md": "three", "w.txt": "no"})
-    listed = [ids(Text(source=str(tmp_path), pattern=pattern), "train") for pattern in ("*.md", "**/*.md")]
-    assert listed[0] == listed[1] == ["train/a/b/v.md", "train/a/u.md", "train/t.md"]
+    listed = [ids(Text(source=str(tmp_path), pattern=pattern), "train") for pattern in ("*.md", "**/*.md", "**.md")]
+    assert listed[0] == listed[1] == listed[2] == ["train/a/b/v.md", "train/a/u.md", "train/t.md"]
     with pytest.raises(
         CorpusError, match=r"pattern is 'a/\*\*/\*.md', where \*\* would stand for one folder: leave it out"
     ):
