@@ -95,7 +95,6 @@ def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
             time.sleep(0.001)
         except FileExistsError as error:  # mkdir also raises this for a folder that has just been removed
             with contextlib.suppress(FileNotFoundError):
-                if not stat.S_ISDIR(
-                    os.lstat(error.filename).st_mode
-                ):  # the folder, or a link above it that leads nowhere
+                in_the_way = os.lstat(error.filename)  # the folder, or a link above it that leads nowhere
+                if not stat.S_ISDIR(in_the_way.st_mode):
                     raise

@@ -168,7 +168,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     workers = config.workers(total)
     if workers:
         ray_session.start(num_cpus=workers)
-    with progress(console, "scanned", sum(map(len, sources.values())), total) as done:
+    with progress(console, "scanned", "items", sum(map(len, sources.values())), total) as done:
         scans = scan_splits(corpus, sources, workers, done)
     empty = [split for split in named if not scans[split].documents]
     splits = [split for split in named if split not in empty]
@@ -227,7 +227,9 @@ def _write(
     missing = {split: planned for split, planned in plans.items() if split not in finished}
     if missing:
         count = sum(len(planned.scan.documents) for planned in missing.values())
-        with progress(console, "written", count, sum(planned.scan.bytes for planned in missing.values())) as done:
+        with progress(
+            console, "written", "documents", count, sum(planned.scan.bytes for planned in missing.values())
+        ) as done:
             for manifest in prepare_splits(config.place, missing, workers, done):
                 manifests[manifest.split] = manifest
     remove_temporary(config.place / "tokenizer")

@@ -1,6 +1,6 @@
 """Writes the modules of a model beside its weights, so that transformers opens the folder where Throughline is not installed.
 
-    write_model(folder, config)       # then AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    write_model(folder, config)     # then AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 transformers copies such modules out of a folder one by one, and only those that one of them imports as a neighbour. So each of
 ours becomes one file of one folder, `recur_models/layers.py` for example `recur_models_layers.py`, and imports the others as

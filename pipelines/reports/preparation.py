@@ -1,8 +1,10 @@
 """Shows a preparation while it runs, and what it has made.
 
-with progress(console, "scanned", documents=40, size=2_000_000) as done:
-    done(1, 50_000)                                                # a document, and the bytes of its text
-print_summary(console, place, manifests, size, seconds)
+    with progress(console, "written", "documents", count=40, size=2_000_000) as done:
+        done(1, 50_000)                         # a document, and the bytes of its text
+    print_summary(console, place, manifests, size, seconds)
+
+Where there is no terminal, progress is a line every few seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ LINE_SECONDS = 5.0
 
 
 @contextmanager
-def progress(console: Console, verb: str, documents: int, size: int) -> Iterator[Done]:
+def progress(console: Console, verb: str, noun: str, count: int, size: int) -> Iterator[Done]:
     """A bar over the text of all splits on a terminal; elsewhere a line every few seconds.
 
     Args:
-        documents: number of all documents.
+        verb, noun: what is done to what, as in "scanned 3 of 9 items".
+        count: number of all items.
         size: bytes of all their text.
     """
     start = time.perf_counter()
@@ -40,7 +43,7 @@ def progress(console: Console, verb: str, documents: int, size: int) -> Iterator
     documents_done = 0
     bytes_done = 0
     with bar(verb, size, TextColumn("{task.fields[detail]}"), console=console) as update:
-        update(detail=f"0 of {documents:,} documents")
+        update(detail=f"0 of {count:,} {noun}")
 
         def done(more_documents: int, more_bytes: int) -> None:
             nonlocal printed, documents_done, bytes_done
@@ -49,7 +52,7 @@ def progress(console: Console, verb: str, documents: int, size: int) -> Iterator
             now = time.perf_counter()
             rate = bytes_done / 1e6 / max(now - start, 1e-9)
             megabytes = f"{bytes_done / 1e6:,.1f} of {size / 1e6:,.1f} MB, {rate:,.1f} MB/s"
-            counts = f"{documents_done:,} of {documents:,} documents, {megabytes}"
+            counts = f"{documents_done:,} of {count:,} {noun}, {megabytes}"
             update(completed=bytes_done, detail=counts)
             if not console.is_terminal and now - printed > LINE_SECONDS:
                 printed = now

@@ -1,9 +1,11 @@
 """A sweep in MLflow: a run of its own, with a child for each trial, however that ended.
 
-tracking = SweepTracking(sweep, command)
-config = tracking.as_child(config)         # of a trial: its run will stand below the sweep's
-tracking.end(trial)                     # why it ended, and what its own process could not send
-tracking.close("FINISHED")
+    tracking = SweepTracking(sweep, command)
+    config = tracking.as_child(config)      # of a trial: its run will stand below the sweep's
+    tracking.end(trial)                     # why it ended, and what its own process could not send
+    tracking.close("FINISHED")
+
+What MLflow lacks of trials that ended earlier is sent first (`log_missing_ends`).
 """
 
 from __future__ import annotations

@@ -285,9 +285,8 @@ class Training:
             seconds = steps * seconds_per_step(self.config, vocab_size, 1)
         else:
             seconds = steps * per_step / (rate or ASSUMED_RATE)
-        copies = (
-            3 if self.config.optim.name == "adafactor" else 4
-        )  # weights, gradients and first moments; AdamW has second ones
+        # Weights, gradients and first moments; AdamW has second ones.
+        copies = 3 if self.config.optim.name == "adafactor" else 4
         return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 4 * copies * parameters, seconds)
 
     def vocab_size(self) -> int:
