@@ -66,7 +66,7 @@ class SweepRecord:
             elif event["event"] == "result":
                 self.decisions[trial.id][event["step"]] = event["decision"]
                 self._count(trial, event["step"], event["value"])
-                trial.reason = event["reason"]
+                trial.reason = event["reason"] or trial.reason  # a budget's stands in trial.json alone
             elif event["event"] == "exploit":
                 self._change(trial, event)
             elif event["event"] == "end":

@@ -108,7 +108,7 @@ class SweepTracking:
             "trial.exploited": "; ".join(f"from {each['from']} at step {each['step']}" for each in trial.exploited),
         }
         for key, value in tags.items():
-            if value:
+            if value or key == "trial.reason":  # an earlier start may have given another
                 tracker.set_tag(key, value)
         sent = tracker.finish(STATUSES[trial.status])
         trial.recorded = self._recorded() if sent else ""

@@ -43,7 +43,7 @@ from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, conclude, run_trials
 from pipelines.sweeps.scheduling import Keys, RecordedScheduler
-from pipelines.sweeps.sweep import Budget, Sweep
+from pipelines.sweeps.sweep import BUDGET, Budget, Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import POINTER
 from pipelines.sweeps.trial_loop import outcome_of
@@ -820,6 +820,24 @@ print(ray_constants.ENABLE_RAY_CLUSTER)
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.split() == ["False"], done.stderr
+
+
+def test_a_trial_that_a_budget_stopped_after_a_metric_continues(here: Make) -> None:
+    made = here(*GRID)
+    record = SweepRecord(made.sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    record.add(trial, 10, 5.0, "CONTINUE")
+    trial.reason = f"{BUDGET} of 1,900 tokens is spent"
+    record.ended(trial, "stopped")
+    assert json.loads((made.sweep.folder / "trials" / "001" / "trial.json").read_text())["status"] == "stopped"
+    again = SweepRecord(here(*GRID).sweep).sweep.trials["001"]
+    assert (again.status, again.reason) == ("pending", "")
+
+
+def test_the_first_of_listed_presets_is_the_sweeps_own() -> None:
+    assert read_command(["preset=demo-rec,demo-slide"]).preset == "demo-rec"
+    assert read_command(["preset=demo-rec,demo-slide", "--preset", "small-rec"]).preset == "small-rec"
 
 
 def test_a_failed_trial_does_not_win(here: Make) -> None:
