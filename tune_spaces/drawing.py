@@ -26,6 +26,7 @@ from ray import tune
 from ray.tune import search
 from ray.tune.search.sample import Categorical, Float, Integer
 
+from common.errors import UserError
 from tune_spaces import SEARCHERS
 from tune_spaces.named import kind_of, make
 
@@ -132,14 +133,13 @@ class Searcher:
             raise ValueError(
                 f"--search {name} needs packages that are not installed: pip install {needs}, or --search random"
             )
-        seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each class has its own name for it
-        for talker in ("optuna", "hpbandster", "ray.tune.search"):
-            logging.getLogger(talker).setLevel(logging.ERROR)
         self._left = list(drawn)
         self._drawn: set[str] = set()
         """Trials that the searcher has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
         kind, given = kind_of(path)
+        for talker in ("optuna", "hpbandster", "ray.tune.search"):  # imported now: Optuna sets its own level
+            logging.getLogger(talker).setLevel(logging.ERROR)
         asked = given.pop("points_to_evaluate", [])
         if not isinstance(asked, list) or not all(
             isinstance(point, dict) and point.keys() <= domains.keys() for point in asked
@@ -151,6 +151,8 @@ class Searcher:
         points += [{key: self._labelled(key, point[key]) for key in point} for point in asked][len(points) :]
         if points and "points_to_evaluate" in inspect.signature(kind).parameters:
             given["points_to_evaluate"] = points
+            seed += len(drawn)  # these take no random numbers: the same seed would draw them again after them
+        seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each class has its own name for it
         self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)
         self._search.set_search_properties(METRIC, "min", space)  # a searcher that has them already ignores this
 
@@ -179,12 +181,20 @@ class Searcher:
                 return
 
     def suggest(self, trial: str) -> dict[str, Any] | None:
-        """Values for a trial; None if the searcher waits for results or has no more values."""
+        """Values for a trial; None if the searcher waits for results or has no more values.
+
+        Raises UserError if it leaves out a field, or gives none of a list's labels ("0", "1", …).
+        """
         with seeded(f"{self._seed}/{trial}"):  # BOHB draws from numpy's generator
             values = self._search.suggest(trial)
         if not isinstance(values, dict):
             return None
         self._drawn.add(trial)
+        for key in self._domains:
+            labels = self._labels.get(key)
+            if key not in values or (labels and values[key] not in labels):
+                wanted = f"one of the labels {', '.join(labels)}" if labels else "a number"
+                raise UserError(f"the searcher suggests {values.get(key)!r} for {key}: it must give {wanted}")
         chosen = {
             key: domain.categories[int(values[key])] if key in self._labels else rounded(domain, float(values[key]))
             for key, domain in self._domains.items()

@@ -10,6 +10,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher as TuneSearcher
 
+from common.errors import UserError
 from tests.tune_spaces.test_spaces import decisions, values
 from tune_spaces import SCHEDULERS, combine
 from tune_spaces.drawing import Searcher
@@ -139,6 +140,30 @@ def test_points_to_begin_with_are_written_as_values() -> None:
 def test_a_searcher_that_is_told_of_the_space_later() -> None:
     searcher = Searcher(f"{OWN}:LearnsLater", combine("states", values("small-rec")), seed=0)
     assert (searcher.suggest("000") or {})["model.states"]
+
+
+class Suggests(Counts):
+    """Always the same values."""
+
+    def __init__(self, space: dict[str, Any], seed: int, **suggested: Any) -> None:
+        super().__init__(space, seed)
+        self.suggested = suggested
+
+    def suggest(self, trial_id: str) -> Any:
+        return self.suggested
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ("lanes=2", "the searcher suggests 2 for lanes: it must give one of the labels 0, 1, 2"),
+        ("", "the searcher suggests None for lanes: it must give one of the labels"),
+    ],
+)
+def test_a_searcher_that_gives_no_label_of_a_list_is_refused(written: str, sentence: str) -> None:
+    searcher = Searcher(f"{OWN}:Suggests({written})", {"lanes": tune.choice([1, 2, 4])}, seed=0)
+    with pytest.raises(UserError, match=sentence):
+        searcher.suggest("001")
 
 
 def test_a_rule_and_a_searcher_of_ones_own() -> None:

@@ -231,6 +231,17 @@ def test_optuna_continues_from_what_it_drew_in_an_earlier_start() -> None:
     assert again.suggest("012") not in [draw_.values for draw_ in drawn]
 
 
+def test_optuna_draws_other_trials_after_a_restart_while_it_still_draws_at_random() -> None:
+    pytest.importorskip("optuna")
+    domains = combine("lr", values("small-rec"))
+    first = Searcher("optuna", domains, seed=0)
+    drawn = [Draw(f"{i:03d}", f"{i:03d}", first.suggest(f"{i:03d}") or {}) for i in range(3)]
+    again = Searcher("optuna", domains, seed=0, drawn=drawn)
+    again.recall(drawn[-1].name)
+    more = [again.suggest(f"{i:03d}") or {} for i in range(3, 6)]
+    assert len({one["optim.lr"] for one in [*(each.values for each in drawn), *more]}) == 6
+
+
 def test_bohb_without_its_packages_says_what_to_install() -> None:
     with pytest.raises(ValueError, match="pip install hpbandster ConfigSpace"):
         Searcher("bohb", combine("lr", values("small-rec")), seed=0)
