@@ -194,7 +194,8 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     named.add_argument("--preset", nargs="?")  # first: the preset decides which other options there are
     preset = named.parse_known_args(argv)[0].preset
     spaces = [SPACES[part] for part in space.split("+") if part in SPACES]
-    preset = preset or next((each.preset for each in spaces if each.preset), "small-rec")
+    listed = [part.partition("=")[2].split(",")[0] for part in space.split("+") if part.startswith("preset=")]
+    preset = preset or next((each.preset for each in spaces if each.preset), "") or next(iter(listed), "small-rec")
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
     usual = f"validation/bits_per_{'byte' if 'data.store' in space else 'token'}"

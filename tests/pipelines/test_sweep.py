@@ -643,7 +643,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         ),
         (["lr", "--data.corpus", "pg20"], "pg20"),
         (["preset=small-rec,small-slide+model.states=4,8"], "cannot be searched with preset small-slide"),
-        (["preset=tiny-walk-lstm,tiny-walk-slide"], "/random-walk/train"),
+        (["preset=tiny-walk-lstm,tiny-walk-slide", "--preset", "small-rec"], "/random-walk/train"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
         (
             ["data.store=a,b", "--equalize", "flops", "--data.store", "nowhere"],
