@@ -41,8 +41,9 @@ class TrialCapacity:
                 f"a trial takes {takes} for its {each}{apart}, and there {'is' if has['CPU'] == 1 else 'are'} {label(has)}{where}: "
                 "it could never start; lower --num-workers or --placement.cpus"
             )
+        hold = "holds" if label(has).startswith("1 ") else "hold"
         print(
-            f"  at once {counted(self._at_once, 'trial')} of {each} of {label(self._worker)} each: {label(has)} hold {most}",
+            f"  at once {counted(self._at_once, 'trial')} of {each} of {label(self._worker)} each: {label(has)} {hold} {most}",
             flush=True,
         )
 
