@@ -72,10 +72,10 @@ class PipelineConfig:
         from pipelines.presets import PRESETS  # imports torch, which --help does without
 
         many = f"{typed('train')} --presets lists them"
-        for name in (self.preset, *self.also):
+        for name in self.presets:
             if name not in PRESETS:
                 raise UserError(f"unknown preset {name!r}: {nearest(name, PRESETS, many)}")
-            if (self.preset, *self.also).count(name) > 1:
+            if self.presets.count(name) > 1:
                 raise UserError(f"--also {name}: each preset is trained once; name another one, or leave it out")
         check_split(self.split)
         for option, pairs in (("--set", self.set), ("--tune-set", self.tune_set)):
@@ -97,6 +97,20 @@ class PipelineConfig:
             check_corpus(self.corpus)
         check_options(self, retries=0)
 
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """The presets to train, in order."""
+        return (self.preset, *self.also)
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The names of their runs."""
+        return tuple(map(self.run_of, self.presets))
+
+    def run_of(self, preset: str) -> str:
+        """The name of a preset's run."""
+        return f"{self.name}-{preset}" if self.name else preset
+
     def located(self) -> PipelineConfig:
         """The config with the preset's corpus, store and root where none was given."""
         from pipelines.presets import PRESETS
@@ -109,51 +123,76 @@ class PipelineConfig:
 
 def stages(config: PipelineConfig) -> list[Job]:
     """The stages of a pipeline, in order."""
-    store = Place.parse(config.store) / config.corpus
+    jobs = [_preparation(config)]
+    for preset in config.presets:
+        jobs += _training(config, preset)
+    jobs.append(_evaluation(config))
+    if config.also:
+        jobs.append(_comparison(config))
+    return jobs
+
+
+def _manifest(config: PipelineConfig, split: str) -> Place:
+    return Place.parse(config.store) / config.corpus / split / "manifest.json"
+
+
+def _checkpoints(config: PipelineConfig) -> tuple[Place, ...]:
     root = Place.parse(config.root)
-    manifests = tuple(store / split / "manifest.json" for split in SPLITS)
+    return tuple(root / run / "checkpoints" for run in config.runs)
+
+
+def _preparation(config: PipelineConfig) -> Job:
     source = ("--source", config.source) if config.source else ()
     tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    prepared_from = [Place.parse(path) for path in source[1:]]
+    reads = [Place.parse(path) for path in source[1:]]
     if config.tokenizer and not is_uri(config.tokenizer) and Place.parse(config.tokenizer).exists():
-        prepared_from.append(Place.parse(config.tokenizer))
-    found = [Job("prepare", "prepare", words, tuple(prepared_from), manifests[:1], may_write=manifests[1:])]
-    where = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
-    runs: list[str] = []
-    for preset in (config.preset, *config.also):
-        run = f"{config.name}-{preset}" if config.name else preset
-        what = preset
-        again: list[str] = []
-        reads = manifests[:2]
-        if config.tune:
-            sweep = f"{run}-sweep"
-            best = root / sweep / "best.json"
-            words = (config.tune, "--preset", preset, "--run", sweep, *where, *_options(config.set + config.tune_set))
-            found.append(Job(f"tune {run}", "tune", words, reads, (best,)))
-            what = best.text
-            reads = (*reads, best)
-            again = _own_values(config, preset)
-        words = (what, "--run", run, *where, *again, *_options(config.set))
-        found.append(Job(f"train {run}", "train", words, reads, (root / run / "checkpoints",)))
-        runs.append(run)
-    trained = tuple(root / run / "checkpoints" for run in runs)
-    folders = tuple(_below(config.root, run) for run in runs)
+        reads.append(Place.parse(config.tokenizer))
+    train, *others = (_manifest(config, split) for split in SPLITS)
+    return Job("prepare", "prepare", words, tuple(reads), (train,), may_write=tuple(others))
+
+
+def _training(config: PipelineConfig, preset: str) -> list[Job]:
+    """The sweep of a preset, if one was asked for, and the training of the preset or of the sweep's winner."""
+    root = Place.parse(config.root)
+    run = config.run_of(preset)
+    data = ("--root", config.root, "--data.store", config.store, "--data.corpus", config.corpus)
+    reads = tuple(_manifest(config, split) for split in SPLITS[:2])
+    checkpoints = (root / run / "checkpoints",)
+    if not config.tune:
+        words = (preset, "--run", run, *data, *_options(config.set))
+        return [Job(f"train {run}", "train", words, reads, checkpoints)]
+    sweep = f"{run}-sweep"
+    best = root / sweep / "best.json"
+    words = (config.tune, "--preset", preset, "--run", sweep, *data, *_options(config.set + config.tune_set))
+    search = Job(f"tune {run}", "tune", words, reads, (best,))
+    words = (best.text, "--run", run, *data, *_own_values(config, preset), *_options(config.set))
+    return [search, Job(f"train {run}", "train", words, (*reads, best), checkpoints)]
+
+
+def _evaluation(config: PipelineConfig) -> Job:
     split = "" if config.split == "test" else f"-{config.split}"
-    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(runs) + split)}")
-    tracking = tuple(_options(tuple(pair for pair in config.set if pair.startswith("tracking."))))
-    # A checkpoint records the store without its credentials.
-    named = ("--store", config.store) if without_credentials(config.store) != config.store else ()
+    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(config.runs) + split)}")
+    folders = (_below(config.root, run) for run in config.runs)
     words = (*folders, "--split", config.split, "--output", report)
-    reads = (*trained, store / config.split / "manifest.json")
-    found.append(
-        Job(f"evaluate{split}", "evaluate", words, reads, (Place.parse(report),), unhashed=(*named, *tracking))
-    )
-    if runs[1:]:
-        report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(runs))}")
-        words = (*folders, "--root", config.root, "--output", report)
-        found.append(Job("compare", "compare", words, trained, (Place.parse(report),), unhashed=tracking))
-    return found
+    reads = (*_checkpoints(config), _manifest(config, config.split))
+    # A checkpoint records the store without its credentials.
+    store = ("--store", config.store) if without_credentials(config.store) != config.store else ()
+    unhashed = (*store, *_tracking_options(config))
+    return Job(f"evaluate{split}", "evaluate", words, reads, (Place.parse(report),), unhashed=unhashed)
+
+
+def _comparison(config: PipelineConfig) -> Job:
+    report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(config.runs))}")
+    folders = (_below(config.root, run) for run in config.runs)
+    words = (*folders, "--root", config.root, "--output", report)
+    made = (Place.parse(report),)
+    return Job("compare", "compare", words, _checkpoints(config), made, unhashed=_tracking_options(config))
+
+
+def _tracking_options(config: PipelineConfig) -> tuple[str, ...]:
+    """The options of ``set`` that say where metrics go."""
+    return tuple(_options(tuple(pair for pair in config.set if pair.startswith("tracking."))))
 
 
 def _below(root: str, name: str) -> str:
@@ -208,8 +247,8 @@ def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
     from pipelines.presets import PRESETS
     from pipelines.sweeps.command import read_command
 
-    presets = (config.preset, *config.also)
-    for preset, stage in zip(presets, (stage for stage in planned if stage.module == "train"), strict=True):
+    trainings = (stage for stage in planned if stage.module == "train")
+    for preset, stage in zip(config.presets, trainings, strict=True):
         run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # searched fields keep the preset's values
         with given_by_user(ValueError):
             run.located().model.check_new()
