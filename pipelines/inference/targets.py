@@ -131,57 +131,65 @@ class EvaluationTarget:
 def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
     """Find the checkpoints to score and their splits. Raises ValueError where one is missing, or they do not fit."""
     checkpoints = [find_model(path, best=config.checkpoint == "best") for path in config.runs]
-    asked = {name: values for name, values in (("window", config.window), ("overlap", config.overlap)) if values}
-    allow = "" if config.allow_other_windows else "--allow-other-windows"
     targets = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
-        store, train = open_store(checkpoint, config)
-        trained = checkpoint.meta["config"]
-        differences = differences_of(checkpoint, store, train, config)
-        run = run_of(path)
-        mark = mark_of(path, checkpoint, run)
-        if config.checkpoint == "best" and not retention.best([checkpoint]):
-            print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
-        lanes = config.lanes or trained["data"]["lanes"]
-        blocks = trained["data"]["segment_length"] // config_of(checkpoint).block
-        for values in product(*asked.values()):
-            windows = dict(zip(asked, values, strict=True))
-            called = name + "".join(f"-{field}-{value}" for field, value in windows.items())
-            model = config_of(checkpoint, windows, allow)
-            if config.clear_at % model.block:
-                raise UserError(
-                    f"--clear-at is {config.clear_at}, inside a block of {called}: give a multiple of {model.block}"
-                )
-            if config.segment_length % model.block:
-                raise UserError(
-                    f"--segment-length is {config.segment_length}, and {called} has blocks of {model.block}: give a multiple of it"
-                )
-            changed: dict[str, int | str] = {
-                field: value for field, value in windows.items() if trained["model"][field] != value
-            }
-            if config.precision != "float32":
-                changed["precision"] = config.precision
-            target = EvaluationTarget(
-                name=called,
-                checkpoint=checkpoint,
-                run=run,
-                mark=mark,
-                store=store,
-                train=train,
-                model=model,
-                changed=changed,
-                differences=differences,
-                precision=config.precision,
-                lanes=lanes,
-                segment_length=config.segment_length or blocks * model.block,
-            )
-            targets.append(target)
+        targets += targets_of(name, checkpoint, path, config)
     return targets
+
+
+def targets_of(name: str, checkpoint: Snapshot, path: str, config: TargetsConfig) -> list[EvaluationTarget]:
+    """The targets of one checkpoint: one for each pair of a window and an overlap that are asked for. Raises as `load_targets`."""
+    store, train = open_store(checkpoint, config)
+    trained = checkpoint.meta["config"]
+    run = run_of(path)
+    if config.checkpoint == "best" and not retention.best([checkpoint]):
+        print(f"note: {name} was not validated at step {checkpoint.step:,}, which is read", flush=True)
+    whole = EvaluationTarget(
+        name=name,
+        checkpoint=checkpoint,
+        run=run,
+        mark=mark_of(path, checkpoint, run),
+        store=store,
+        train=train,
+        model=config_of(checkpoint),
+        changed={} if config.precision == "float32" else {"precision": config.precision},
+        differences=differences_of(checkpoint, store, train, config),
+        precision=config.precision,
+        lanes=config.lanes or trained["data"]["lanes"],
+        segment_length=trained["data"]["segment_length"],
+    )
+    asked = {field: values for field, values in (("window", config.window), ("overlap", config.overlap)) if values}
+    return [with_windows(whole, dict(zip(asked, values, strict=True)), config) for values in product(*asked.values())]
+
+
+def with_windows(target: EvaluationTarget, windows: Mapping[str, int], config: TargetsConfig) -> EvaluationTarget:
+    """The target with these windows and overlaps, and with segments that fit its blocks.
+
+    Raises UserError for windows that the model cannot take, and where State would be cleared or a segment end inside a block.
+    """
+    name = target.name + "".join(f"-{field}-{value}" for field, value in windows.items())
+    model = config_of(target.checkpoint, windows, "" if config.allow_other_windows else "--allow-other-windows")
+    if config.clear_at % model.block:
+        raise UserError(f"--clear-at is {config.clear_at}, inside a block of {name}: give a multiple of {model.block}")
+    if config.segment_length % model.block:
+        raise UserError(
+            f"--segment-length is {config.segment_length}, and {name} has blocks of {model.block}: give a multiple of it"
+        )
+    trained = target.checkpoint.meta["config"]["model"]
+    changed = {field: value for field, value in windows.items() if trained[field] != value}
+    blocks = target.segment_length // target.model.block
+    return replace(
+        target,
+        name=name,
+        model=model,
+        changed={**changed, **target.changed},
+        segment_length=config.segment_length or blocks * model.block,
+    )
 
 
 def mark_of(path: str, checkpoint: Snapshot, run: RunFolder | None) -> str:
     """The ``mark`` of an `EvaluationTarget`: the checkpoint, if one is named, and the folder of a run that was moved to another
-    name.
+    name; without a run, the beginning of the checkpoint's digest.
     """
     if run is None:
         return checkpoint.digest[:8]
@@ -206,11 +214,13 @@ def differences_of(
     trained = checkpoint.meta["config"]["data"]
     manifest = store.manifest
     parts = []
-    own = train.manifest.fingerprint == checkpoint.meta["store"] if train else not config.store
-    if own and config.store:
+    same_text = not config.store
+    if train:
+        same_text = train.manifest.fingerprint == checkpoint.meta["store"]
+    if same_text and config.store:
         with suppress(ValueError, OSError):  # the store of the training may be gone
-            own = open_split(checkpoint, config.split).manifest.fingerprint == manifest.fingerprint
-    if not own or manifest.corpus != trained["corpus"]:
+            same_text = open_split(checkpoint, config.split).manifest.fingerprint == manifest.fingerprint
+    if not same_text or manifest.corpus != trained["corpus"]:
         parts.append(text_mark(manifest))
     if config.segment_length not in (0, trained["segment_length"]) and not config.cleared:
         parts.append(f"segment_length_{config.segment_length}")
@@ -221,7 +231,7 @@ def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str
     """The end of a report's name. It differs between readings, so that none replaces another's report."""
     marks = [targets[0].mark]
     if any(target.mark != targets[0].mark for target in targets):
-        marks = [target.mark or config.checkpoint for target in targets]  # whose each is follows from the order
+        marks = [target.mark or config.checkpoint for target in targets]  # in the order of the models' names
     parts = [*filter(None, marks), *dict.fromkeys(chain.from_iterable(target.differences for target in targets))]
     return config.chosen + "".join(f"-{part}" for part in parts)
 
@@ -283,11 +293,14 @@ def first_writable(places: Sequence[Place]) -> Place:
 
 def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:
     """Where to track: as ``asked``, else as a run, whose config has ``trained`` under tracking."""
-    given = asked.located()
-    where = {} if asked.uri or asked.backend == "none" else {"uri": trained["uri"], "backend": trained["backend"]}
-    if where and without_credentials(given.uri) == trained["uri"]:
-        where["uri"] = given.uri  # with the password, which no run records
-    return replace(asked, **where, experiment=asked.experiment or trained["experiment"] or given.experiment)
+    located = asked.located()
+    experiment = asked.experiment or trained["experiment"] or located.experiment
+    if asked.uri or asked.backend == "none":
+        return replace(asked, experiment=experiment)
+    uri = trained["uri"]
+    if without_credentials(located.uri) == uri:
+        uri = located.uri  # with the password, which no run records
+    return replace(asked, uri=uri, backend=trained["backend"], experiment=experiment)
 
 
 def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConfig) -> tuple[TrackingConfig, Path]:
@@ -305,11 +318,11 @@ def tracking_of(checkpoint: Snapshot, run: RunFolder | None, asked: TrackingConf
     return found if found.uri or Place.parse(home).is_writable() else replace(found, backend="none"), home
 
 
-def unique_names(found: Sequence[Snapshot]) -> list[str]:
-    """Each run's name, with the step where one run appears twice, and a number where a step does."""
-    names = [checkpoint.meta["config"]["run"] for checkpoint in found]
+def unique_names(checkpoints: Sequence[Snapshot]) -> list[str]:
+    """The name of each checkpoint's run, with the step where one run appears twice, and a number where a step does."""
+    names = [checkpoint.meta["config"]["run"] for checkpoint in checkpoints]
     steps = [
         name if names.count(name) == 1 else f"{name}@{checkpoint.step}"
-        for name, checkpoint in zip(names, found, strict=True)
+        for name, checkpoint in zip(names, checkpoints, strict=True)
     ]
     return [step if steps.count(step) == 1 else f"{step}.{steps[: i + 1].count(step)}" for i, step in enumerate(steps)]
