@@ -101,32 +101,47 @@ def start(num_cpus: int | None = None, log_to_driver: bool = True) -> None:
         num_cpus: CPUs of a local session, all by default; ignored on a cluster.
         log_to_driver: whether what workers print is shown here.
 
-    Raises ValueError where RAY_ADDRESS is no address that a program can join.
+    Raises UserError where RAY_ADDRESS is no address that a program can join or the cluster there does not answer, and where a local
+    session does not start.
     """
     set_environment()
     import ray
-    import ray.exceptions
 
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     address = cluster_address()
     if address:
-        if "://" in address:
-            raise UserError(
-                f"RAY_ADDRESS is {address}, which takes jobs but is not what a program joins: submit this command with "
-                "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
-            )
-        try:
-            knock(address, SILENT_SECONDS)  # Ray would try a dead address for minutes
-            ray.init(address=address, runtime_env=surroundings(address), **options)
-        except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
-            why = str(error).strip().partition("\n")[0]
-            raise UserError(
-                f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
-                "its token (in ~/.ray/auth_token, which `export RAY_AUTH_MODE=token` makes it use)?"
-            ) from None
-        return
+        _join(address, options)
+    else:
+        _start_local(num_cpus, options)
+
+
+def _join(address: str, options: dict[str, Any]) -> None:
+    """Join the cluster. ``options``: those of `ray.init`."""
+    import ray
+    import ray.exceptions
+
+    if "://" in address:
+        raise UserError(
+            f"RAY_ADDRESS is {address}, which takes jobs but is not what a program joins: submit this command with "
+            "`ray job submit --working-dir . -- …`, or unset RAY_ADDRESS to work on this machine"
+        )
+    try:
+        knock(address, SILENT_SECONDS)  # Ray would try a dead address for minutes
+        ray.init(address=address, runtime_env=surroundings(address), **options)
+    except (OSError, ValueError, ray.exceptions.AuthenticationError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"the Ray cluster at {address} (RAY_ADDRESS) cannot be joined: {why}; is it up (`ray up`), and has this machine "
+            "its token (in ~/.ray/auth_token, which `export RAY_AUTH_MODE=token` makes it use)?"
+        ) from None
+
+
+def _start_local(num_cpus: int | None, options: dict[str, Any]) -> None:
+    """Start a session on this machine, in up to `STARTS` tries. ``options``: those of `ray.init`."""
+    import ray
+
     if os.environ.get("RAY_ADDRESS") == "auto":
         print("RAY_ADDRESS is auto, and no Ray runs on this machine: starting a local session", file=sys.stderr)
     if len(f"{temporary()}/ray/session_2026-01-31_12-00-00_000000_{os.getpid()}/sockets/plasma_store") > SOCKET_NAME:
