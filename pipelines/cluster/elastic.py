@@ -105,14 +105,14 @@ def check_machines(config: TrainConfig) -> None:
                 "use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or fix the CUDA installation"
             )
         use_gpu = config.uses_gpu(sum(there.get("GPU", 0) for there in machines))
-        room = sum(config.placement.fits(there, use_gpu) for there in machines)
-        if room < config.workers[0]:  # and no autoscaler makes more
+        fitting = sum(config.placement.fits(there, use_gpu) for there in machines)
+        if fitting < config.workers[0]:  # and no autoscaler makes more
             raise UserError(
-                f"this machine has room for {room} of {config.workers[0]} workers of {readiness.asked(config, use_gpu)}: lower "
-                "--num-workers, or change --placement"
+                f"this machine has room for {fitting} of {config.workers[0]} workers of "
+                f"{readiness.worker_resources(config, use_gpu)}: lower --num-workers, or change --placement"
             )
     elif machines[1:]:
-        complaints = readiness.check(config, ray_session.nodes(), room=False)
+        complaints = readiness.check(config, ray_session.nodes(), check_room=False)
         if complaints:
             raise UserError("; and ".join(complaints))
 
@@ -167,7 +167,8 @@ def train_once(
             if time.monotonic() - reported > WAIT_SECONDS and not begun.exists():
                 reported = time.monotonic()
                 if reservations("PENDING"):
-                    print(f"waiting for room for {workers} workers of {readiness.asked(config, use_gpu)}", flush=True)
+                    each = readiness.worker_resources(config, use_gpu)
+                    print(f"waiting for room for {workers} workers of {each}", flush=True)
             if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
                 before = seen
                 seen = workers + room(config, use_gpu, growing=True)

@@ -79,28 +79,31 @@ def needs(config: TrainConfig, vocab_size: int) -> tuple[int, int]:
     return weights + optimizer + state * lanes, worker
 
 
-def check(config: TrainConfig, nodes: Sequence[Node], *, room: bool = True) -> list[str]:
+def check(config: TrainConfig, nodes: Sequence[Node], *, check_room: bool = True) -> list[str]:
     """Everything that is wrong, a sentence each; an empty list says that the run can begin.
 
-    ``nodes``: the head first. ``room``: whether they must have room for the run's least number of workers.
+    ``nodes``: the head first. ``check_room``: whether they must have room for the run's least number of workers.
     """
-    found = on_each(nodes, facts, LIBRARIES)
+    facts = on_each(nodes, facts_here, LIBRARIES)
     complaints = [
-        *differing_versions(nodes, found),
+        *differing_versions(nodes, facts),
         *differing_clocks(nodes),
         *not_shared(nodes, Place.parse(config.root)),
         *store_not_seen(nodes, config),
         *not_reached(nodes),
         *(
-            f"{label(node)} has {decimal(facts.disk)} free for Ray's own files, and {decimal(NODE_BYTES)} are needed: make room in "
+            f"{label(node)} has {decimal(own.disk)} free for Ray's own files, and {decimal(NODE_BYTES)} are needed: make room in "
             "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
-            for node, facts in zip(nodes, found, strict=True)
-            if facts.disk < NODE_BYTES
+            for node, own in zip(nodes, facts, strict=True)
+            if own.disk < NODE_BYTES
         ),
     ]
     with contextlib.suppress(StoreError):  # store_not_seen reports it
         vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
-        complaints += too_small(config, nodes, found, *needs(config, vocab_size), room)
+        checkpoint, worker = needs(config, vocab_size)
+        complaints += too_small(config, nodes, facts, checkpoint, worker)
+        if check_room:
+            complaints += no_room(config, nodes)
     return complaints
 
 
@@ -118,14 +121,14 @@ def different(nodes: Sequence[Node], answers: Sequence[T]) -> tuple[T, list[tupl
     return usual, [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer != usual]
 
 
-def differing_versions(nodes: Sequence[Node], found: Sequence[Facts]) -> list[str]:
+def differing_versions(nodes: Sequence[Node], facts: Sequence[Facts]) -> list[str]:
     """A sentence for each machine whose Python, library or code differs from most others'."""
     complaints = []
-    for name in found[0].versions:
+    for name in facts[0].versions:
         remedy = "set the machine up again (clusters/setup_node.sh)"
         if name == "our code":
             remedy = "`ray rsync-up cluster.yaml` or `ray up --no-restart` brings your folder to it"
-        usual, others = different(nodes, [facts.versions[name] for facts in found])
+        usual, others = different(nodes, [own.versions[name] for own in facts])
         complaints += [f"{label(node)} has {name} {other}, the others have {usual}: {remedy}" for node, other in others]
     return complaints
 
@@ -150,7 +153,7 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
     """A sentence for each machine that does not share the run's root. Each writes a file there, and lists the files of all."""
     folder = root / f".preflight-{secrets.token_hex(6)}"
     try:
-        answers = on_each(nodes, tried, leave, folder)
+        answers = on_each(nodes, attempt, leave_file, folder)
         refused = [
             f"{label(node)} cannot write to {root}: {why}; mount it there, with write permission"
             for node, (_, why) in zip(nodes, answers, strict=True)
@@ -158,20 +161,20 @@ def not_shared(nodes: Sequence[Node], root: Place) -> list[str]:
         ]
         if refused:
             return refused
-        _, others = different(nodes, on_each(nodes, seen, folder, [name for name, _ in answers]))
+        _, others = different(nodes, on_each(nodes, visible_files, folder, [name for name, _ in answers]))
         return [
             f"{root} on {label(node)} is a folder of its own: the other machines do not see what it writes there; mount the shared "
             "storage, or give --root a folder (or bucket) that all machines share"
             for node, _ in others
         ]
     finally:
-        on_each(nodes, tried, folder.delete)
+        on_each(nodes, attempt, folder.delete)
 
 
 def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
     """A sentence for each machine that cannot read the store, or reads another one."""
     manifest = Place.parse(config.data.store) / config.data.corpus / "train" / "manifest.json"
-    answers = on_each(nodes, tried, manifest.xxh3)
+    answers = on_each(nodes, attempt, manifest.xxh3)
     reads = ((node, answer) for node, answer in zip(nodes, answers, strict=True) if answer[0])
     reference, usual = next(reads, (nodes[0], None))
     return [
@@ -189,7 +192,7 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
     for i, listener in enumerate(nodes):
         for caller in {nodes[i - 1], nodes[(i + 1) % len(nodes)]} - {listener}:
             port = listener.begin(listen, listener.address)()
-            _, why = caller.begin(tried, connect, listener.address, port)()
+            _, why = caller.begin(attempt, connect, listener.address, port)()
             if why:
                 complaints.append(
                     f"{label(caller)} does not reach port {port} of {label(listener)} ({why}): open all ports between the machines "
@@ -199,9 +202,9 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
 
 
 def too_small(
-    config: TrainConfig, nodes: Sequence[Node], found: Sequence[Facts], checkpoint: int, worker: int, room: bool
+    config: TrainConfig, nodes: Sequence[Node], facts: Sequence[Facts], checkpoint: int, worker: int
 ) -> list[str]:
-    """A sentence for each lack of disk, memory or room for workers. ``checkpoint``, ``worker``: bytes, from `needs`."""
+    """A sentence for each lack of disk or memory. ``checkpoint``, ``worker``: bytes, from `needs`."""
     complaints = []
     root = Place.parse(config.root)
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
@@ -213,32 +216,42 @@ def too_small(
                 f"{root} has {decimal(free)} free, and {kept} checkpoints of {decimal(checkpoint)} need "
                 f"{decimal(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
             )
-    use_gpu = config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))  # Ray's GPUs, as in training
-    most = 0
-    for node, facts in zip(nodes, found, strict=True):
+    use_gpu = uses_gpu(config, nodes)
+    for node, own in zip(nodes, facts, strict=True):
         fits = config.placement.fits(node.resources, use_gpu)
-        most += fits
-        if fits and use_gpu and facts.gpu_memory * min(config.placement.gpus, 1) < worker:
+        if fits and use_gpu and own.gpu_memory * min(config.placement.gpus, 1) < worker:
             complaints.append(
-                f"{label(node)} has GPUs of {decimal(facts.gpu_memory)}, and weights, gradients and optimizer of a worker need "
+                f"{label(node)} has GPUs of {decimal(own.gpu_memory)}, and weights, gradients and optimizer of a worker need "
                 f"{decimal(worker)}, activations not counted: take a larger GPU or a smaller model"
             )
         together = 1 if use_gpu else min(fits, config.workers[-1])
-        if fits and facts.memory < together * worker:
+        if fits and own.memory < together * worker:
             complaints.append(
-                f"{label(node)} has {decimal(facts.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
+                f"{label(node)} has {decimal(own.memory)} of memory free, and {together} worker{'s' * (together > 1)} of "
                 f"{decimal(worker)} would stand there, activations not counted: give workers more CPUs (--placement.cpus) so "
                 "that fewer stand on a machine, or take a smaller model"
             )
-    if room and most < config.workers[0]:
-        complaints.append(
-            f"the machines have room for {most} workers of {asked(config, use_gpu)}, and the run needs {config.workers[0]}: add "
-            f"machines, or give --num-workers {most or 1}"
-        )
     return complaints
 
 
-def asked(config: TrainConfig, use_gpu: bool) -> str:
+def no_room(config: TrainConfig, nodes: Sequence[Node]) -> list[str]:
+    """A list with a sentence if the machines cannot hold the run's least number of workers; else empty."""
+    use_gpu = uses_gpu(config, nodes)
+    most = sum(config.placement.fits(node.resources, use_gpu) for node in nodes)
+    if most >= config.workers[0]:
+        return []
+    return [
+        f"the machines have room for {most} workers of {worker_resources(config, use_gpu)}, and the run needs {config.workers[0]}: "
+        f"add machines, or give --num-workers {most or 1}"
+    ]
+
+
+def uses_gpu(config: TrainConfig, nodes: Sequence[Node]) -> bool:
+    """Whether the run's workers train on GPUs: by Ray's count of them, as in training."""
+    return config.uses_gpu(sum(node.resources.get("GPU", 0) for node in nodes))
+
+
+def worker_resources(config: TrainConfig, use_gpu: bool) -> str:
     """The resources and placement of workers: "1 CPU, 1 GPU (pack)"."""
     each = ", ".join(f"{amount:g} {name}" for name, amount in config.placement.worker(use_gpu).items())
     return f"{each} ({config.placement.strategy})"
@@ -247,7 +260,7 @@ def asked(config: TrainConfig, use_gpu: bool) -> str:
 # Functions that are called on the machines
 
 
-def facts(libraries: Sequence[str]) -> Facts:
+def facts_here(libraries: Sequence[str]) -> Facts:
     """Versions, free memory and disk, and the smallest GPU of the machine that runs this."""
     versions = {"Python": platform.python_version()}
     for library in libraries:
@@ -272,6 +285,7 @@ def code_digest() -> str:
 
 
 def smallest_gpu() -> int:
+    """Bytes of the smallest GPU; 0 without one."""
     if not shutil.which("nvidia-smi"):
         return 0
     import torch
@@ -285,15 +299,15 @@ def free_bytes(path: str) -> int:
     return shutil.disk_usage(next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())).free
 
 
-def tried(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
-    """A function's result, and the reason if it failed."""
+def attempt(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str]:
+    """A function's result and an empty reason; None and the reason if it raised OSError or ValueError."""
     try:
         return function(*arguments), ""
     except (OSError, ValueError) as error:
         return None, str(getattr(error, "strerror", "") or error)
 
 
-def leave(folder: Place) -> str:
+def leave_file(folder: Place) -> str:
     """Write a file with a random name into a folder. Returns the name."""
     folder.make_folder()
     name = secrets.token_hex(6)
@@ -301,7 +315,7 @@ def leave(folder: Place) -> str:
     return name
 
 
-def seen(folder: Place, names: Sequence[str]) -> list[str]:
+def visible_files(folder: Place, names: Sequence[str]) -> list[str]:
     """The names whose files exist. Waits up to 2 s for the others, since network file systems cache folders."""
     deadline = time.monotonic() + 2
     while True:
@@ -315,14 +329,17 @@ _open: list[socket.socket] = []
 
 
 def listen(address: str) -> int:
+    """Open a port at this address, which stays open until the process ends. Returns the port."""
     listener = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     _open.append(listener)
     return listener.getsockname()[1]
 
 
 def connect(address: str, port: int) -> None:
+    """Raise OSError where nothing listens at the port."""
     socket.create_connection((address, port), timeout=5).close()
 
 
 def label(node: Node) -> str:
+    """A machine in a sentence: its name and address."""
     return f"{node.name} ({node.address})"

@@ -199,7 +199,7 @@ def test_more_workers_than_there_is_room_for(config: TrainConfig, machines) -> N
     assert "room for 2 workers" in wrong(spread, found)
     needy = replace(config, placement=replace(config.placement, resource="fast_disk"))
     assert "room for 0 workers of 1 CPU, 0.001 fast_disk" in wrong(needy, found)
-    assert check(needy, found, room=False) == []
+    assert check(needy, found, check_room=False) == []
 
 
 def test_memory_that_does_not_hold_the_model(config: TrainConfig, machines) -> None:
