@@ -143,27 +143,46 @@ class Decoder(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Reads all windows at once without recurrence, and one by one with it.
+        """Reads all windows at once without recurrence, and one by one with it or under ``recompute = "block"``."""
+        overlap = self.config.overlap
+        text_BS = torch.cat([state["tokens"], tokens_BT], 1) if overlap else tokens_BT
+        windows_BKT = text_BS.unfold(1, overlap + self.block, self.block)
+        count_BK = self.count_before(state, fresh_BK)
+        after = self.kept_tokens(text_BS, count_BK[:, -1]) if overlap else {}
+        if self.recurrence is None and self.recompute != "block":
+            return self.read_at_once(windows_BKT, count_BK, targets_BT), after
+        prev = self.prev_of(state)
+        output, prev = self.read_one_by_one(windows_BKT, count_BK, prev, fresh_BK, targets_BT)
+        if prev is not None:
+            after["states"] = prev.states_BND.to(state["states"].dtype)
+            after["states_count"] = torch.ones_like(state["states_count"])
+        return output, after
+
+    def read_at_once(self, windows_BKT: Tensor, count_BK: Tensor, targets_BT: Tensor | None) -> Tensor:
+        """Nats or logits of all blocks, whose windows are lanes of one pass. For a model without recurrence."""
+        K = windows_BKT.shape[1]
+        targets = None if targets_BT is None else targets_BT.unflatten(1, (K, self.block)).flatten(0, 1)
+        output, _ = self.read_window(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
+        return output.unflatten(0, (-1, K)).flatten(1, 2)
+
+    def read_one_by_one(
+        self,
+        windows_BKT: Tensor,
+        count_BK: Tensor,
+        prev: Prev | None,
+        fresh_BK: Tensor,
+        targets_BT: Tensor | None,
+    ) -> tuple[Tensor, Prev | None]:
+        """Nats or logits of all blocks, and h_prev after the last one.
 
         Embeddings and losses of all windows are computed together, so that a segment makes one gradient of the whole vocabulary.
         Under ``recompute = "block"`` they are computed window by window, so that only h_prev is kept between windows.
         """
-        overlap = self.config.overlap
-        W = self.block
-        K = fresh_BK.shape[1]
-        text_BS = torch.cat([state["tokens"], tokens_BT], 1) if overlap else tokens_BT
-        windows_BKT = text_BS.unfold(1, overlap + W, W)
-        count_BK = self.count_before(state, fresh_BK)
-        targets_BKW = None if targets_BT is None else targets_BT.unflatten(1, (K, W))
-        after = self.kept_tokens(text_BS, count_BK[:, -1]) if overlap else {}
+        K = windows_BKT.shape[1]
         by_window = self.recompute == "block"
-        if self.recurrence is None and not by_window:
-            targets = None if targets_BKW is None else targets_BKW.flatten(0, 1)
-            output, _ = self.read_window(windows_BKT.flatten(0, 1), count_BK.flatten(), None, targets)
-            return output.unflatten(0, (-1, K)).flatten(1, 2), after
+        targets_BKW = None if targets_BT is None else targets_BT.unflatten(1, (K, self.block))
         embedded = None if by_window else self.embedding(windows_BKT).unbind(1)
         parts = []
-        prev = self.prev_of(state)
         for k in range(K):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
@@ -175,11 +194,8 @@ class Decoder(RecurrentModel):
                 part, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
             prev = None if states_BND is None else Prev(states_BND, torch.ones_like(fresh_BK[:, k]))
             parts.append(part)
-        if prev is not None:
-            after["states"] = prev.states_BND.to(state["states"].dtype)
-            after["states_count"] = torch.ones_like(state["states_count"])
         output = torch.cat(parts, 1)
-        return output if by_window else self.head(output, targets_BT), after
+        return output if by_window else self.head(output, targets_BT), prev
 
     def prev_of(self, state: State) -> Prev | None:
         """The State's h_prev; None without recurrence."""
@@ -216,7 +232,12 @@ class Decoder(RecurrentModel):
         x_BWD = x_BTD[:, overlap:]
         if self.recurrence is None or prev is None or gathered_BTX is None:
             return x_BWD, None
-        return x_BWD, self.recurrence(prev.states_BND, gathered_BTX, slot_BT >= overlap - count_B[:, None])
+        return x_BWD, self.recurrence(prev.states_BND, gathered_BTX, self.valid_slots(count_B))
+
+    def valid_slots(self, count_B: Tensor) -> Tensor:
+        """Whether a window's slot has a token of the document: bool [B, T]. ``count_B``: valid tokens in the overlap."""
+        overlap = self.config.overlap
+        return torch.arange(overlap + self.block, device=count_B.device) >= overlap - count_B[:, None]
 
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
@@ -348,17 +369,15 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
     def close(self, state: State, block: State) -> State:
         """The next block's overlap, and h_prev of this block's window (equation 1)."""
         model = self.model
-        overlap = model.config.overlap
         lanes = len(block["tokens"])
         count_B = self.count(state, lanes)
         prev = model.prev_of(state)
         after = {}
-        if overlap:
+        if model.config.overlap:
             after = model.kept_tokens(torch.cat([state["tokens"], block["tokens"]], 1), count_B)
         if model.recurrence is not None and prev is not None:
             gathered_BTX = torch.cat([block["earlier_gathered"], block["gathered"]], 1)
-            valid_BT = torch.arange(overlap + model.block, device=count_B.device) >= overlap - count_B[:, None]
-            states_BND = model.recurrence(prev.states_BND, gathered_BTX, valid_BT)
+            states_BND = model.recurrence(prev.states_BND, gathered_BTX, model.valid_slots(count_B))
             after["states"] = states_BND.to(prev.states_BND.dtype)
             after["states_count"] = torch.ones_like(state["states_count"])
         return after
