@@ -95,6 +95,15 @@ class PaperConfig:
         for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
             if value not in known:
                 raise UserError(f"there is no {value!r}: {nearest(value, known)}")
+        self.check_pairs()
+        for option in self.options:
+            self.check_option(option)
+        if self.split:
+            check_split(self.split)
+        self.check_numbers()
+
+    def check_pairs(self) -> None:
+        """Raises UserError for --source and --set without a value, for a field that is no setting, and for an unknown corpus."""
         for option, pairs, example in (("source", self.source, "pg19=FOLDER"), ("set", self.set, "steps=500")):
             wrong = [pair for pair in pairs if not all(pair.partition("="))]
             if wrong:
@@ -102,12 +111,13 @@ class PaperConfig:
         own = [pair for pair in self.set if pair.partition("=")[0] in OWN]
         if own:
             raise UserError(f"--set {own[0]}: that is each training's own; see --root, --seeds, --store and --corpus")
-        for name in (*(pair.partition("=")[0] for pair in self.source), *([self.corpus] if self.corpus else [])):
-            check_corpus(name)
-        for option in self.options:
-            self.check_option(option)
-        if self.split:
-            check_split(self.split)
+        for pair in self.source:
+            check_corpus(pair.partition("=")[0])
+        if self.corpus:
+            check_corpus(self.corpus)
+
+    def check_numbers(self) -> None:
+        """Raises UserError for rates, a rate of FLOPs, seeds or a number of trainings that cannot be."""
         if self.rates and (min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates)):
             raise UserError(f"--rates are {self.rates}: give learning rates above 0, and each once")
         if self.rates and any(pair.startswith("optim.lr=") for pair in self.set):
@@ -146,17 +156,18 @@ class PaperConfig:
 
     def command(self) -> str:
         """The command that makes the table again, without this machine's paths and without credentials."""
-        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds), *self.asked()]
+        words = [self.paper, self.table, "--scale", self.scale, "--seeds", *map(str, self.seeds)]
+        words += self.content_options()
         return f"python -m pipelines.paper {shlex.join(map(without_credentials, words))}"
 
     def name(self) -> str:
         """Name of the table's folder, made from the options, so that each choice of rows, data and settings has its own."""
         seeds = ["seeds", *map(str, self.seeds)] if self.seeds != (0,) else []
-        words = [self.paper, self.table, self.scale, *seeds, *self.asked()]
+        words = [self.paper, self.table, self.scale, *seeds, *self.content_options()]
         readable = (re.sub(r"[^\w.=,+]+", "-", without_credentials(word)).strip("-") for word in words)
         return cli.file_name("-".join(filter(None, readable)))
 
-    def asked(self) -> list[str]:
+    def content_options(self) -> list[str]:
         """The options, as typed, that decide the content of a table, without scale and seeds."""
         words = ["--rates", *map(str, self.rates)] if self.rates else []
         for name in ("only", "columns", "corpus", "split", "set"):
@@ -196,21 +207,23 @@ def prepare(plan: Plan, train: bool) -> None:
     """Prepare missing stores whose source is known, and print commands for the rest. Raises UserError if nothing can be read."""
     missing = {training.data: None for training in plan.trainings(prepared=False)}
     jobs = {data: plan.study.preparation_job(data) for data in missing if not plan.study.is_prepared(data)}
-    told = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
+    lacking = [job for data, job in jobs.items() if {"FOLDER", "FILE"} & set(job.words) or "FOLDER" in data.tokenizer]
     if train:
-        asked = {data: job for data, job in jobs.items() if job not in told}
-        for failed in run_jobs(list(asked.values())):
+        complete = {data: job for data, job in jobs.items() if job not in lacking}
+        for failed in run_jobs(list(complete.values())):
             raise UserError(f"{failed.name} failed: {failed.log} says why")
-        empty = [job for data, job in asked.items() if not plan.study.is_prepared(data)]
+        empty = [job for data, job in complete.items() if not plan.study.is_prepared(data)]
         if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
-    commands = [job.shown() for job in told]
     if not plan.trainings():
-        ways = [*commands, "give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
-        ways = ways if train else [*commands, "leave out --no-train"]
-        raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(ways)}")
-    for job, command in zip(told, commands, strict=True):
-        print(f"note: not prepared, and left out: {command}", flush=True)
+        remedies = [job.shown() for job in lacking]
+        if train:
+            remedies += ["give --source CORPUS=FOLDER", "--corpus python-source, which every machine has"]
+        else:
+            remedies.append("leave out --no-train")
+        raise UserError(f"{plan.name} has nothing to read at scale {plan.scale} yet: {'; or '.join(remedies)}")
+    for job in lacking:
+        print(f"note: not prepared, and left out: {job.shown()}", flush=True)
         if "FILE" in job.words:
             print(f"      {METADATA}", flush=True)
 
@@ -219,25 +232,26 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
+    left = 0
     seconds = 0.0
     flops = 0.0
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
         cost = costs[key] if key in costs else training.cost(rate)  # seeds cost the same
         costs[key] = cost
-        done = training.is_done()
-        if not done:
-            seconds = seconds + cost.seconds / at_once
-            flops = flops + cost.flops
+        is_done = training.is_done()
+        if not is_done:
+            left += 1
+            seconds += cost.seconds / at_once
+            flops += cost.flops
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
-        rows.append([training.name, *sizes, "done" if done else cli.duration(cost.seconds)])
+        rows.append([training.name, *sizes, "done" if is_done else cli.duration(cost.seconds)])
     headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
     Console(width=200, markup=False).print(plain_table(headings, rows))
-    left = sum(row[-1] != "done" for row in rows)
     how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
     total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
-    done = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
-    print(f"{done}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
+    progress = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
+    print(f"{progress}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
 
 
 def main(argv: list[str]) -> int:
