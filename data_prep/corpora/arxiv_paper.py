@@ -11,7 +11,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -165,38 +165,11 @@ def _bounded(file: Listed, limit: int) -> bytes:
 def _text_of(members: _Members) -> tuple[str, LeftOut]:
     """The paper as one text, and what was left out of it. Raises NoPaper where there is none."""
     left_out = LeftOut()
-    files: dict[str, bytes] = {}  # with the ending of TeX
-    spare: dict[str, bytes] = {}  # others that look like TeX
-    others: set[str] = set()
-    readme = Directives()
-    has_pdf = False
-    for member in members(left_out):
-        name = member.name
-        has_pdf = has_pdf or name.lower().endswith(".pdf")
-        if is_readme(name):
-            readme = _directives(member, left_out)
-        elif is_tex(name):
-            _keep(files, name, member.read(), left_out)
-        elif may_be_tex(name):
-            data = text_bytes(member.read())
-            if data is not None and _looks_like_tex(data):
-                spare[name] = data
-        if name not in files and len(others) < MAX_FILES:
-            others.add(name)
-        if len(files) > MAX_FILES or len(spare) > MAX_FILES:
-            raise TooLarge
-    for name in readme.ignored & files.keys():
-        del files[name]
-        left_out.add("ignored by 00README")
-    others -= readme.ignored
-    spare = {name: data for name, data in spare.items() if name not in readme.ignored}
+    found = _read(members, left_out)
     scan = cache(latex.scan)
-    if not files:
-        files = spare
-    elif spare and not any(scan(text).is_whole for text in decoded(files).values()):
-        files |= {name: spare[name] for name, text in decoded(spare).items() if scan(text).is_whole}
-    others -= files.keys()
-    wanted = others.intersection(readme.main)
+    files = _tex_files(found, scan)
+    others = found.others - files.keys()
+    wanted = others.intersection(found.readme.main)
     for _ in range(MAX_CHAIN):
         wanted |= latex.input_names({name: scan(text) for name, text in decoded(files).items()}, others)
         if not wanted:
@@ -207,12 +180,62 @@ def _text_of(members: _Members) -> tuple[str, LeftOut]:
         others -= wanted
         wanted = set()
     if not files:
-        raise NoPaper("PDF only" if has_pdf else "no TeX")
+        raise NoPaper("PDF only" if found.has_pdf else "no TeX")
     if _is_withdrawn(files):
         raise NoPaper("withdrawn")
     texts = decoded(files)
-    main = [name for name in readme.main if name in files]
+    main = [name for name in found.readme.main if name in files]
     return latex.paper(texts, main, {name: scan(text) for name, text in texts.items()}), left_out
+
+
+@dataclass
+class _Found:
+    """The files of a paper after one pass over it, by name."""
+
+    tex: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Those with the ending of TeX."""
+    spare: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Others that look like TeX."""
+    others: set[str] = field(default_factory=set[str])
+    """Names of all that are not in ``tex``, up to `MAX_FILES`."""
+    readme: Directives = field(default_factory=Directives)
+    has_pdf: bool = False
+
+
+def _read(members: _Members, left_out: LeftOut) -> _Found:
+    """Read a paper's files, without those that its 00README ignores. Raises TooLarge where there are too many."""
+    found = _Found()
+    for member in members(left_out):
+        name = member.name
+        found.has_pdf = found.has_pdf or name.lower().endswith(".pdf")
+        if is_readme(name):
+            found.readme = _directives(member, left_out)
+        elif is_tex(name):
+            _keep(found.tex, name, member.read(), left_out)
+        elif may_be_tex(name):
+            data = text_bytes(member.read())
+            if data is not None and _looks_like_tex(data):
+                found.spare[name] = data
+        if name not in found.tex and len(found.others) < MAX_FILES:
+            found.others.add(name)
+        if len(found.tex) > MAX_FILES or len(found.spare) > MAX_FILES:
+            raise TooLarge
+    for name in found.readme.ignored & found.tex.keys():
+        del found.tex[name]
+        left_out.add("ignored by 00README")
+    found.others -= found.readme.ignored
+    found.spare = {name: data for name, data in found.spare.items() if name not in found.readme.ignored}
+    return found
+
+
+def _tex_files(found: _Found, scan: Callable[[str], latex.Scanned]) -> dict[str, bytes]:
+    """The files that are TeX: those with its ending, and the spare ones where these are none or have no main file."""
+    if not found.tex:
+        return found.spare
+    whole: dict[str, bytes] = {}
+    if found.spare and not any(scan(text).is_whole for text in decoded(found.tex).values()):
+        whole = {name: found.spare[name] for name, text in decoded(found.spare).items() if scan(text).is_whole}
+    return found.tex | whole
 
 
 def _directives(member: _Member, left_out: LeftOut) -> Directives:
