@@ -68,7 +68,9 @@ ID = re.compile(
     r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
 )
 LINE = 16 << 20
+"""Bytes of the longest line of --metadata."""
 LISTED_AT_ONCE = 8
+"""Archives whose papers are listed at the same time."""
 _NEWEST: dict[tuple[object, ...], list[Source]] = {}
 """The sources of the corpus that was listed last."""
 
@@ -144,11 +146,11 @@ class Arxiv:
     def _sources(self) -> list[Source]:
         """The sources of all splits. Archives take long to list: as long as no file changes, the newest listing is used again."""
         root = place_of(self.name, self.source)
-        beside = [Place.parse(path) for path in (self.ids, self.metadata) if path]
-        whole = root.is_file()
-        files = [Listed(root, "", root.size(), is_dir=False)] if whole else _files(root)
-        seen = [*files, *(Listed(place, place.name, place.size(), is_dir=False) for place in beside)]
-        key = (self, *((file.name, file.bytes, file.place.changed()) for file in seen))
+        is_archive = root.is_file()
+        files = [Listed(root, "", root.size(), is_dir=False)] if is_archive else _files(root)
+        lists = [Place.parse(path) for path in (self.ids, self.metadata) if path]
+        inputs = [*files, *(Listed(place, place.name, place.size(), is_dir=False) for place in lists)]
+        key = (self, *((file.name, file.bytes, file.place.changed()) for file in inputs))
         if key not in _NEWEST:
             found = self._listed(root, files, self._wanted())
             _NEWEST.clear()
@@ -156,21 +158,11 @@ class Arxiv:
         return _NEWEST[key]
 
     def _listed(self, root: Place, files: list[Listed], wanted: dict[str, str] | None) -> list[Source]:
-        packed: list[Listed] = []
-        folders: dict[str, list[Listed]] = {}
-        for file in files:
-            top, _, below = file.name.partition("/")
-            check_name(root, top or file.place.name)
-            if PACKED_BULK.fullmatch(file.place.name):
-                raise CorpusError(
-                    f"{file.place} is packed: unpack it, since papers are read at any place of an archive"
-                )
-            if is_hidden(top):
-                continue
-            if _is_bulk(file) or file.place == root or (not below and _is_single(file.name)):
-                packed.append(file)
-            elif below:
-                folders.setdefault(top, []).append(file)
+        """The sources of all splits. ``wanted``: ids and titles of the papers to take; None for all.
+
+        Raises CorpusError where there are none, or two of one paper.
+        """
+        packed, folders = _packed_and_folders(root, files)
         found: list[Source] = []
         held: set[str] = set()  # ids of wanted papers that are there, even if left out
         with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
@@ -180,12 +172,10 @@ class Arxiv:
                 found += papers
                 held |= ids
         for name, inside in sorted(folders.items()):
-            id = canonical(name)
-            size = sum(file.bytes for file in inside if is_tex(file.name))
-            size = size or sum(file.bytes for file in inside if may_be_tex(file.name))
-            if wanted is None or id in wanted:
-                found.append(Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}"))
-                held.add(id)
+            paper = _folder(name, inside)
+            if wanted is None or paper.id in wanted:
+                found.append(paper)
+                held.add(paper.id)
         counts = Counter(source.id for source in found if skipped_of(source) is None)
         if not counts:
             which = " that --ids, --metadata and --subject ask for" if wanted is not None else ""
@@ -230,6 +220,35 @@ def _files(root: Place) -> list[Listed]:
     return sorted(found, key=lambda file: file.name)
 
 
+def _packed_and_folders(root: Place, files: list[Listed]) -> tuple[list[Listed], dict[str, list[Listed]]]:
+    """The archives and packed papers among the files of a corpus, and the files of each paper's folder, by its name.
+
+    Raises CorpusError for a bulk archive that is packed itself.
+    """
+    packed: list[Listed] = []
+    folders: dict[str, list[Listed]] = {}
+    for file in files:
+        top, _, below = file.name.partition("/")
+        check_name(root, top or file.place.name)
+        if PACKED_BULK.fullmatch(file.place.name):
+            raise CorpusError(f"{file.place} is packed: unpack it, since papers are read at any place of an archive")
+        if is_hidden(top):
+            continue
+        if _is_bulk(file) or file.place == root or (not below and _is_single(file.name)):
+            packed.append(file)
+        elif below:
+            folders.setdefault(top, []).append(file)
+    return packed, folders
+
+
+def _folder(name: str, files: list[Listed]) -> Source:
+    """The source of a paper that is a folder with these files."""
+    id = canonical(name)
+    size = sum(file.bytes for file in files if is_tex(file.name))
+    size = size or sum(file.bytes for file in files if may_be_tex(file.name))
+    return Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}")
+
+
 def canonical(id: str) -> str:
     """An arXiv id as the bulk source writes it: arXiv:math.GT/0309136v1 is math0309136. Another name stays."""
     match = ID.fullmatch(id)
@@ -243,7 +262,6 @@ def _of_subject(file: Place, subject: str) -> dict[str, str]:
         for number, line in enumerate(lines(stream, LINE), 1):
             if line.blank:
                 continue
-            where = f"{file} line {number}"
             try:
                 if line.data is None:
                     raise ValueError(f"a line of {line.size:,} bytes")
@@ -257,7 +275,7 @@ def _of_subject(file: Place, subject: str) -> dict[str, str]:
                     found[canonical(id)] = " ".join(title.split())
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise CorpusError(
-                    f"{where} is not a record with id, title and categories ({error}): give --metadata another file"
+                    f"{file} line {number} is not a record with id, title and categories ({error}): give --metadata another file"
                 ) from None
     return found
 
