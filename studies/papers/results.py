@@ -127,24 +127,24 @@ class Results:
 
     def remarks(self) -> list[str]:
         """Sentences on which parts of the paper's order hold here."""
-        said = []
+        sentences = []
         orderings = self.orderings()
         if orderings and len(self.seeds) == 1:
-            said.append(
+            sentences.append(
                 "one seed: how far seeds differ is not known, and pairs that are close may lie the other way round"
             )
-        for name, found in orderings.items():
-            pairs = sum(map(len, found))
-            said.append(
-                f"{name}: of {pairs} pairs of rows that the paper puts apart, {len(found.holds)} are in its order here"
+        for name, ordering in orderings.items():
+            count = sum(map(len, ordering))
+            sentences.append(
+                f"{name}: of {count} pairs of rows that the paper puts apart, {len(ordering.holds)} are in its order here"
             )
             close = "level" if name in self.of_best() else "closer than the seeds differ"
-            for what, some in (("not", found.fails), (close, found.undecided)):
-                named = [f"{better} below {worse}" for better, worse in some[:SHOWN]]
-                more = f"; and {len(some) - SHOWN} more" if len(some) > SHOWN else ""
-                if some:
-                    said.append(f"{name}, {what}: {'; '.join(named)}{more}")
-        return said
+            for verdict, pairs in (("not", ordering.fails), (close, ordering.undecided)):
+                named = [f"{better} below {worse}" for better, worse in pairs[:SHOWN]]
+                more = f"; and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+                if pairs:
+                    sentences.append(f"{name}, {verdict}: {'; '.join(named)}{more}")
+        return sentences
 
     def lacking(self) -> list[str]:
         """A list with a sentence on values that lack some seeds; empty if there are none."""
@@ -317,55 +317,22 @@ class Results:
 
     def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
         """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
-        from matplotlib.ticker import LogLocator, MaxNLocator
-
-        unit = column.metric.replace("_", " ")
         series = self.points(column, of_paper)
-        rows = self.table.rows
         largest = max((point.size or 0.0 for points in series.values() for point in points), default=0.0)
-        names = list(dict.fromkeys(row.series for row in rows))
         for name, points in series.items():
-            places, values, bars, sizes = (list(found) for found in zip(*points, strict=True))
-            number = names.index(name) if name in names else 0
-            colour = COLOURS[number % len(COLOURS)]
-            marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
-            shown = list(zip(*bars, strict=True)) if any(map(any, bars)) else None
-            dot = 2 if largest and not self.crowded else 4  # no wider than a small circle
-            look: dict[str, Any] = {
-                "fmt": f"-{marker}" if self.table.x and len(points) > 1 else marker,
-                "color": colour,
-                "capsize": 3,
-                "markersize": dot,
-                "label": name or None,
-            }
-            if self.table.x:
-                axes.errorbar(places, values, yerr=shown, **look)
-            else:
-                axes.errorbar(values, places, xerr=shown, **look)
-            if largest:
-                shares = [(size or 0.0) / largest for size in sizes]
-                power = 2 if self.table.sized == "radius" else 1
-                # Matplotlib's areas are those of the squares around.
-                areas = [(2 * MAX_RADIUS) ** 2 * share**power for share in shares]
-                axes.scatter(places, values, areas, color=colour, alpha=0.35)
+            self._draw_series(axes, name, points, largest)
         if not series:
             axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")
+        unit = column.metric.replace("_", " ")
         if not self.table.x:
-            axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
-            axes.set_ylim(len(rows) - 0.5, -0.5)
-            axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+            self._label_rows(axes)
             if column.metric in PERCENTAGES:
                 axes.set_xlim(-4, 104)
             axes.set_xlabel(unit, fontsize=8)
         else:
             axes.set_xlabel(self.table.x)
             axes.set_ylabel(unit, fontsize=8)
-            across = [point.x for points in series.values() for point in points]
-            if across and min(across) > 0 and max(across) > 8 * min(across):
-                base = 2 if all(log2(place).is_integer() for place in across) else 10
-                axes.set_xscale("log", base=base, subs=[])
-                axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
-                axes.xaxis.set_major_formatter(lambda value, _: short(value))
+            _scale_x(axes, [point.x for points in series.values() for point in points])
             if largest:
                 axes.margins(0.12)  # room for circles
             if any(series):
@@ -373,3 +340,51 @@ class Results:
                 aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if self.crowded else {}
                 axes.legend(fontsize=7, title=title, title_fontsize=7, **aside)
         axes.grid(alpha=0.25)
+
+    def _draw_series(self, axes: Axes, name: str, points: list[Point], largest: float) -> None:
+        """Draw one series in its colour and marker. ``largest``: size of the panel's largest circle; 0 where there are none."""
+        names = list(dict.fromkeys(row.series for row in self.table.rows))
+        number = names.index(name) if name in names else 0
+        colour = COLOURS[number % len(COLOURS)]
+        marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
+        xs = [point.x for point in points]
+        ys = [point.y for point in points]
+        has_bars = any(any(point.bar) for point in points)
+        bars = [[point.bar[0] for point in points], [point.bar[1] for point in points]] if has_bars else None
+        look: dict[str, Any] = {
+            "fmt": f"-{marker}" if self.table.x and len(points) > 1 else marker,
+            "color": colour,
+            "capsize": 3,
+            "markersize": 2 if largest and not self.crowded else 4,  # no wider than a small circle
+            "label": name or None,
+        }
+        if self.table.x:
+            axes.errorbar(xs, ys, yerr=bars, **look)
+        else:
+            axes.errorbar(ys, xs, xerr=bars, **look)
+        if largest:
+            shares = [(point.size or 0.0) / largest for point in points]
+            power = 2 if self.table.sized == "radius" else 1
+            # Matplotlib's areas are those of the squares around.
+            areas = [(2 * MAX_RADIUS) ** 2 * share**power for share in shares]
+            axes.scatter(xs, ys, areas, color=colour, alpha=0.35)
+
+    def _label_rows(self, axes: Axes) -> None:
+        """Name the rows on the y axis, the first at the top."""
+        from matplotlib.ticker import MaxNLocator
+
+        rows = self.table.rows
+        axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+
+
+def _scale_x(axes: Axes, xs: list[float]) -> None:
+    """Take a logarithmic x axis where these values span more than a factor of 8: to base 2 if all are powers of two."""
+    from matplotlib.ticker import LogLocator
+
+    if xs and min(xs) > 0 and max(xs) > 8 * min(xs):
+        base = 2 if all(log2(x).is_integer() for x in xs) else 10
+        axes.set_xscale("log", base=base, subs=[])
+        axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(lambda value, _: short(value))
