@@ -128,30 +128,11 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     Raises ValueError if a weight is missing, left over or of another shape, or if the vocabulary has another size.
     """
     values = _config(family, folder)
-    found = _tensors(family, folder)
-    if "model" in values:
-        named = {name.removeprefix("model."): tensor.float() for name, tensor in found.items()}
-    else:
-        named = _renamed(family, found)
-        if "output.weight" not in like:  # tied, but some folders have saved it
-            named.pop("output.weight", None)
-    recurrence = {name: tensor for name, tensor in like.items() if name.startswith("recurrence.")}
-    kept = {name: tensor for name, tensor in named.items() if name in like or not name.startswith("recurrence.")}
-    named = recurrence | kept
+    named = _with_recurrence(_named_tensors(family, folder, values, like), like)
     odd = sorted(named.keys() ^ like.keys())
     if odd:
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
-    rows = len(named["embedding.weight"])
-    ids = vocab_size - 1  # without begin-of-document
-    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
-        document_token = values.get(family.document_token)
-        for table in {"embedding.weight", "output.weight"} & named.keys():
-            named[table] = _with_begin_of_document(named[table], ids, document_token)
-    elif vocab_size != rows:
-        raise ValueError(
-            f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {rows:,}: prepare the store with "
-            "the tokenizer of these weights (its ids, and one for begin-of-document)"
-        )
+    named |= _tables(family, folder, named, vocab_size, values.get(family.document_token))
     for name, tensor in named.items():
         if tensor.shape != like[name].shape:
             raise ValueError(
@@ -201,6 +182,45 @@ def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
         raise ValueError(f"the weights in {folder} cannot be read ({error}): {family.remedy}") from None
 
 
+def _named_tensors(
+    family: Family, folder: Path, values: Mapping[str, Any], like: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The folder's tensors under our names, in our shapes and float32. ``values``: its config.json."""
+    tensors = _tensors(family, folder)
+    if "model" in values:  # pipelines.export wrote them
+        return {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
+    named = _renamed(family, tensors)
+    if "output.weight" not in like:  # tied, but some folders have saved it
+        named.pop("output.weight", None)
+    return named
+
+
+def _with_recurrence(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the recurrence of ``like``, of which the folder's own parts take the place; others of its are left out."""
+    recurrence = {name: tensor for name, tensor in like.items() if name.startswith("recurrence.")}
+    kept = {name: tensor for name, tensor in named.items() if name in like or not name.startswith("recurrence.")}
+    return recurrence | kept
+
+
+def _tables(
+    family: Family, folder: Path, named: Mapping[str, Tensor], vocab_size: int, document_token: Any
+) -> dict[str, Tensor]:
+    """The embeddings, and an output layer of its own, with a row for begin-of-document where the folder has none; empty where
+    they fit as they are. Raises ValueError for another size of the vocabulary.
+    """
+    rows = len(named["embedding.weight"])
+    ids = vocab_size - 1  # without begin-of-document
+    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
+        tables = {"embedding.weight", "output.weight"} & named.keys()
+        return {table: _with_begin_of_document(named[table], ids, document_token) for table in tables}
+    if vocab_size != rows:
+        raise ValueError(
+            f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {rows:,}: prepare the store with "
+            "the tokenizer of these weights (its ids, and one for begin-of-document)"
+        )
+    return {}
+
+
 def _with_begin_of_document(table_VD: Tensor, ids: int, document_token: Any) -> Tensor:
     """The rows of the tokenizer's ids, without padding, and one for begin-of-document: [ids + 1, D].
 
@@ -212,10 +232,10 @@ def _with_begin_of_document(table_VD: Tensor, ids: int, document_token: Any) -> 
     return torch.cat([rows_VD, begin_D[None]])
 
 
-def _renamed(family: Family, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _renamed(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """transformers' weights under our names, in our shapes and float32; the inverse of `theirs_of`."""
     named = {}
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         if name.endswith(BUFFERS):
             continue
         if name.endswith(family.squeezed):
