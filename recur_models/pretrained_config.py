@@ -46,16 +46,25 @@ class PretrainedConfig(ModelConfig):
     """Ids that end a text where the model writes it, which training reads like any other. Empty: those of `pretrained`."""
 
     def __post_init__(self) -> None:
-        sized = all(getattr(self, name) for name in self.family.small)
-        local = Path(os.path.expanduser(self.pretrained)).is_dir()
-        if self.has_weights and (local or not sized):  # a config that is read back has all sizes, and needs no folder
-            folder = folder_of(self.pretrained)
-            object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder))
-            if local:
-                object.__setattr__(self, "pretrained", str(folder))  # workers have another directory
-            for name, size in sizes_of(self.family, folder).items() if not sized else ():
-                object.__setattr__(self, name, getattr(self, name) or size)
+        if self.has_weights:
+            self._take_from_folder()
         check_sizes(self.sized(), from_0=("overlap", "insert_layer"))
+
+    def _take_from_folder(self) -> None:
+        """Take empty sizes and the ids that end a text from the folder of `pretrained`. A config that is read back has all sizes,
+        and needs no folder.
+        """
+        has_sizes = all(getattr(self, name) for name in self.family.small)
+        is_path = Path(os.path.expanduser(self.pretrained)).is_dir()
+        if has_sizes and not is_path:
+            return
+        folder = folder_of(self.pretrained)
+        object.__setattr__(self, "eos_token_ids", self.eos_token_ids or eos_ids_of(folder))
+        if is_path:
+            object.__setattr__(self, "pretrained", str(folder))  # workers have another directory
+        if not has_sizes:
+            for name, size in sizes_of(self.family, folder).items():
+                object.__setattr__(self, name, getattr(self, name) or size)
 
     @property
     def has_weights(self) -> bool:
@@ -102,13 +111,12 @@ class PretrainedConfig(ModelConfig):
         if not self.has_weights or model.embedding.weight.is_meta:
             return model
         folder = folder_of(self.pretrained)
-        sizes = sizes_of(self.family, folder)
-        given = self.options_for(sizes)
-        if given:
-            raise ValueError(f"{folder} has other sizes than the model: give {given}, or 0, which takes its")
-        given = self.options_for(self.needed_by(recurrence_of(self.family, folder)))
-        if given:
-            raise ValueError(f"{folder} has another recurrence than the model: give {given}")
+        options = self.options_for(sizes_of(self.family, folder))
+        if options:
+            raise ValueError(f"{folder} has other sizes than the model: give {options}, or 0, which takes its")
+        options = self.options_for(self.fields_for(recurrence_of(self.family, folder)))
+        if options:
+            raise ValueError(f"{folder} has another recurrence than the model: give {options}")
         model.load_state_dict(weights_of(self.family, folder, model.vocab_size, model.state_dict()))
         return model
 
@@ -117,8 +125,8 @@ class PretrainedConfig(ModelConfig):
         differing = {name: value for name, value in values.items() if getattr(self, name) != value}
         return " ".join(f"--model.{name.replace('_', '-')} {typed(value)}" for name, value in differing.items())
 
-    def needed_by(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of fields with which this model can take over a folder's recurrence."""
+    def fields_for(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of fields with which this model can take over a folder's recurrence (`recurrence_of`)."""
         return {}
 
 
@@ -263,7 +271,7 @@ class RecurrentDecoderConfig(DecoderConfig):
         if any(size < 1 for size in self.hidden):
             raise ValueError(f"model.hidden is {self.hidden}: each size must be at least 1")
 
-    def needed_by(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
+    def fields_for(self, recurrence: Mapping[str, Any]) -> dict[str, Any]:
         names = ["source", "pooling", "embeddings", "hidden"]
         if self.source == "layer":  # a feed-forward belongs to its layer
             names.append("insert_layer")
@@ -293,6 +301,7 @@ class RecurrentDecoderConfig(DecoderConfig):
         return model
 
     def freeze(self, model: nn.Module) -> None:
+        """Freeze the pretrained weights where `trained` is recurrence."""
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(self.trained == "all" or name.startswith("recurrence."))
 
