@@ -57,6 +57,11 @@ class StaircaseConfig(CoreConfig):
         """Chunks that a step holds (N)."""
         return self.passes
 
+    @property
+    def in_step_cached(self) -> int:
+        """Those of them that have had all passes, and are only attended to (N − M)."""
+        return self.in_step - self.passes
+
     def build(self, vocab_size: int) -> Staircase:
         return Staircase(self, vocab_size)
 
@@ -65,18 +70,18 @@ class StaircaseConfig(CoreConfig):
         N = self.in_step
         M = self.passes
         C = self.chunk
-        cached = C if N > M else 0
+        cached = C if self.in_step_cached else 0
         steady = [self._pass(M, cached)] * self.layers
         outer = self.outer_costs(vocab_size, C, N * C, C)
         total = sum(steady, start=outer)
         drained = sum(self._pass(active, cached).computed_flops for active in range(1, M))
-        looked_at = self._pass(0, (N - M) * C).computed_flops - self._pass(0, cached).computed_flops
-        return replace(total, segment_flops=self.layers * (drained + looked_at))
+        keys_made = self._pass(0, self.in_step_cached * C).computed_flops - self._pass(0, cached).computed_flops
+        return replace(total, segment_flops=self.layers * (drained + keys_made))
 
     def _pass(self, active: int, cached: int) -> Costs:
         """Costs of one layer over ``active`` chunks, which see those before them. ``cached``: as in `layer_costs`."""
         C = self.chunk
-        before = (self.in_step - self.passes) * self.chunk
+        before = self.in_step_cached * C
         n = active * C
         m = active * C + before
         needed = n * before + n * (n + 1) // 2
@@ -142,8 +147,9 @@ class Staircase(CoreModel):
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
         steps = self.steps(document_BS, new_BKCD.shape[1])
-        x_BSCD = after = state["states"].to(new_BKCD.dtype)
-        context = self.look_at(x_BSCD)
+        x_BSCD = state["states"].to(new_BKCD.dtype)
+        after = x_BSCD
+        context = self.cached_keys_values(x_BSCD)
         chunks = new_BKCD.unbind(1)
         outputs = []
         for i, step in enumerate(steps):
@@ -152,7 +158,7 @@ class Staircase(CoreModel):
             run = self.recomputed("block", self.step)
             x_BSCD, context = run(x_BSCD, context, step, document_BS)
             if i + 1 >= self.config.passes:
-                outputs.append(x_BSCD[:, self.config.in_step - self.config.passes])
+                outputs.append(x_BSCD[:, self.config.in_step_cached])
             x_BSCD = x_BSCD[:, 1:]
             if i == len(chunks) - 1:
                 after = x_BSCD
@@ -171,17 +177,25 @@ class Staircase(CoreModel):
         last = len(windows) - 1
         return [Step(a, crosses[i], i == last) for i, (a, _) in enumerate(windows)]
 
-    def look_at(self, x_BSCD: Tensor) -> Context:
+    def cached_keys_values(self, x_BSCD: Tensor) -> Context:
         """Keys and values of the chunks that the next step does not process; empty for a staircase."""
-        cached = self.config.in_step - self.config.passes
+        cached = self.config.in_step_cached
         return [layer.keys_values(x_BSCD[:, :cached].flatten(1, 2)) for layer in self.layers] if cached else []
 
     def step(
         self, x_BSCD: Tensor, context: Context, step: Step, document_BS: Tensor, keep: Context | None = None
     ) -> tuple[Tensor, Context]:
-        """The core over the chunks of one step, oldest first; and the next step's context. ``keep``: a list that gets each layer's
-        keys and values of the step's chunks."""
-        cached = self.config.in_step - self.config.passes
+        """Apply the core to the chunks of one step.
+
+        Args:
+            x_BSCD: the step's chunks, oldest first.
+            context: each layer's keys and values of the cached chunks; empty for a staircase.
+            document_BS: int64, the document of each chunk of the State and the segment.
+            keep: a list to which each layer's keys and values of the step's chunks are appended.
+
+        Returns the chunks after the step [B, S, C, D], and the next step's context.
+        """
+        cached = self.config.in_step_cached
         C = self.block
         x_BnD = x_BSCD[:, cached:].flatten(1, 2)
         queries = x_BnD.shape[1]
@@ -243,23 +257,22 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         unmarked_B0 = torch.zeros(lanes, 0, dtype=torch.bool, device=x_BSCD.device)
         document_BS = documents(state["states_count"], N - 1, unmarked_B0)
         block: State = {"first": x_BSCD.new_zeros(lanes, C, config.d_model), "older": x_BSCD.clone()}
-        context = model.look_at(x_BSCD)
-        own = x_BSCD.new_zeros(lanes, config.heads, C, config.head_dim)
+        context = model.cached_keys_values(x_BSCD)
+        empty_BHCE = x_BSCD.new_zeros(lanes, config.heads, C, config.head_dim)
         for i in range(M):
-            held: Context = context
+            earlier: Context = context
             if i < M - 1:
-                held = []
-                x_BSCD, context = model.step(x_BSCD, context, Step(i, crosses=True, last=False), document_BS, held)
-                block["older"] = x_BSCD.clone() if i == 0 else block["older"]
+                earlier = []
+                x_BSCD, context = model.step(x_BSCD, context, Step(i, crosses=True, last=False), document_BS, earlier)
+                if i == 0:
+                    block["older"] = x_BSCD.clone()
                 x_BSCD = x_BSCD[:, 1:]
             for j in range(config.layers):
-                for kind, place in (("keys", 0), ("values", 1)):
-                    earlier = held[j][place] if held else own[:, :, :0]
+                keys, values = earlier[j] if earlier else (empty_BHCE[:, :, :0], empty_BHCE[:, :, :0])
+                for kind, tensor in (("keys", keys), ("values", values)):
                     # At each pass one chunk more has left the window.
-                    block |= {
-                        f"{i}.{j}.earlier_{kind}": F.pad(earlier, (0, 0, i * C, 0)),
-                        f"{i}.{j}.{kind}": own.clone(),
-                    }
+                    block[f"{i}.{j}.earlier_{kind}"] = F.pad(tensor, (0, 0, i * C, 0))
+                    block[f"{i}.{j}.{kind}"] = empty_BHCE.clone()
         return block
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
