@@ -73,13 +73,7 @@ URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Call `main` with the words of the command line and exit with its status; 2 and one sentence for a user's error."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by whoever began this process
-            stream = open(os.devnull, "w")  # noqa: SIM115
-            setattr(sys, name, stream)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
+    _prepare_streams()
     try:
         home.enter()
         module = home.stale_module()
@@ -98,9 +92,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             raise
         refused = _refused_output("\n") if isinstance(error, OSError) and error.filename is None else ""
         status = 2 if refused or is_users(error) else 1
-        told = f"error: {refused or sentence(error)}" if status == 2 else traceback.format_exc().rstrip()
+        message = f"error: {refused or sentence(error)}" if status == 2 else traceback.format_exc().rstrip()
         with contextlib.suppress(OSError):  # a full disk
-            print(without_credentials(told), file=sys.stderr)
+            print(without_credentials(message), file=sys.stderr)
     except SystemExit as leaving:
         if isinstance(leaving.__context__, BrokenPipeError):  # rich exits so at a closed pipe
             sys.exit(UNREAD_STATUS)
@@ -115,6 +109,17 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             status = 2
     _unread()
     end(status)
+
+
+def _prepare_streams() -> None:
+    """Make stdout and stderr ones that take any text, also where they were closed by whoever began this process."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            stream = open(os.devnull, "w")  # noqa: SIM115
+            setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another
 
 
 def _refused_output(further: str = "") -> str:
@@ -204,27 +209,33 @@ def check_values(config: object, group: str = "") -> None:
     Args:
         group: prefix of the names of its options, such as ``data.``.
     """
-    for field in dataclasses.fields(config) if dataclasses.is_dataclass(config) else ():
+    if not dataclasses.is_dataclass(config):
+        return
+    for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         name = group + field.name.replace("_", "-")
-        option = f"--{name}"
         unnamed = "tyro.conf" in str(field.type)  # a mark: its options have no prefix of its name
         check_values(value, group if unnamed else f"{name}.")
-        for one in value if isinstance(value, tuple) else (value,):
-            if isinstance(one, float) and math.isnan(one):
-                raise UserError(f"{option} is nan: give a number")
-            most = SEEDS if "seed" in option else COUNTS
-            if isinstance(one, int) and abs(one) >= most:
-                raise UserError(f"{option} is {one}: give less than {most}")
-            if isinstance(one, str | Path) and not field.metadata.get(TEXT):
-                odd = CONTROLS.search(str(one))
-                if odd is not None:
-                    told = without_credentials(str(one))
-                    raise UserError(f"{option} is {told!r}: leave out the control character {odd[0]!r}")
-            if isinstance(one, Path) and URI_AS_PATH.match(str(one)):
-                public = without_credentials(str(one).replace(":/", "://", 1))
-                told = public.replace("://", ":/", 1)  # as Path writes it
-                raise UserError(f"{option} is {told}, a URI: give a file or folder of this machine")
+        for element in value if isinstance(value, tuple) else (value,):
+            _check_value(f"--{name}", element, is_text=bool(field.metadata.get(TEXT)))
+
+
+def _check_value(option: str, value: object, is_text: bool) -> None:
+    """`check_values` for one value. ``is_text``: whether it may have several lines."""
+    if isinstance(value, float) and math.isnan(value):
+        raise UserError(f"{option} is nan: give a number")
+    most = SEEDS if "seed" in option else COUNTS
+    if isinstance(value, int) and abs(value) >= most:
+        raise UserError(f"{option} is {value}: give less than {most}")
+    if isinstance(value, str | Path) and not is_text:
+        control = CONTROLS.search(str(value))
+        if control is not None:
+            public = without_credentials(str(value))
+            raise UserError(f"{option} is {public!r}: leave out the control character {control[0]!r}")
+    if isinstance(value, Path) and URI_AS_PATH.match(str(value)):
+        public = without_credentials(str(value).replace(":/", "://", 1))
+        path = public.replace("://", ":/", 1)  # as Path writes it
+        raise UserError(f"{option} is {path}, a URI: give a file or folder of this machine")
 
 
 def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
@@ -236,19 +247,19 @@ def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> 
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UserError(event.message)
-        told = f"{event.argument.display_name()}: {event.message}"
+        problem = f"{event.argument.display_name()}: {event.message}"
     elif isinstance(event, InvalidChoice):
         option = event.argument.display_name()
-        told = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}"
+        problem = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}"
     elif isinstance(event, BadValue):
         wanted = f"Expected {event.argument.lowered.nargs} values"
-        told = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
+        problem = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
     elif isinstance(event, MissingArgs):
         names = [missing.arg.display_name() for missing in event.missing_arguments]
-        told = f"missing: {', '.join(name if name.startswith('-') else name.upper() for name in names)}"
+        problem = f"missing: {', '.join(name if name.startswith('-') else name.upper() for name in names)}"
     else:
         return
-    raise UserError(f"{told}; --help lists the options")
+    raise UserError(f"{problem}; --help lists the options")
 
 
 def parse_preset(
