@@ -74,9 +74,8 @@ class MlflowRun:
     _monitor: Any = None
     _experiment_name: str = ""
     """Name of the experiment that the run is in."""
-    _searched: str = ""
-    """Id of that experiment."""
-    _found: bool = True
+    _experiment_id: str = ""
+    _existed: bool = True
     """Whether the run was there before, and so may have points already."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
     """Points that MLflow has, by metric and step. Validation metrics keep the point, as a checkpoint's model gets it too."""
@@ -102,7 +101,7 @@ class MlflowRun:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         saved = saved_run(self.folder)
-        if self._found:  # a folder that was moved has another name
+        if self._existed:  # a folder that was moved has another name
             renamed = self.name[:NAME_LENGTH] if saved.get("name", self.name) != self.name else None
             self.client.update_run(self.run_id, status="RUNNING", name=renamed)
         lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
@@ -115,7 +114,7 @@ class MlflowRun:
             if key.startswith(CHANGED) and key not in named:  # of a start that was undone
                 self.client.delete_tag(self.run_id, key)
         abandoned = saved.get("abandoned", {})
-        left = self._existing(abandoned.get("run_id"))
+        left = self._active_run(abandoned.get("run_id"))
         if left is not None and left.data.tags.get(START) in abandoned["starts"]:  # else a copy continues it
             self.client.set_terminated(left.info.run_id, status="KILLED")
         self._save(name=self.name, starts=saved["starts"][-1:], abandoned=None)
@@ -126,7 +125,7 @@ class MlflowRun:
             entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
             self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
         if self.config.system_metrics == "on":
-            self._start_monitor(resume=self._found)
+            self._start_monitor(resume=self._existed)
 
     def send(self, records: list[Record]) -> None:
         """Send the points of these records that MLflow lacks. The first point of a metric at a step stays."""
@@ -160,7 +159,7 @@ class MlflowRun:
         self.models.look_again()
         if not self.attached:
             # MLflow may have carried out a request that was given up.
-            for run in self._of_key(saved_run(self.folder).get("key", "")):
+            for run in self._runs_with_key(saved_run(self.folder).get("key", "")):
                 if run.info.run_id != self.run_id:
                     self.client.delete_run(run.info.run_id)
             if self._monitor is not None:
@@ -175,36 +174,41 @@ class MlflowRun:
             self._start_monitor(resume=True)
 
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
+        """Id of the run that ``saved``, mlflow_run.json, names; of a new one if MLflow lacks it or another folder continued it."""
         key = saved.get("key", "")
-        noted = saved.get("run_id")
-        begun = [] if noted else self._of_key(key)  # an earlier start may have made the run
-        run = begun[0] if begun else self._existing(noted)
+        run_id = saved.get("run_id")
+        begun = [] if run_id else self._runs_with_key(key)  # an earlier start may have made the run
+        run = begun[0] if begun else self._active_run(run_id)
         if run is not None and run.data.tags.get(START, saved["starts"][0]) not in saved["starts"]:
             self._leave(run)
             run = None
             key = saved_run(self.folder)["key"]
-            noted = None
-        self._found = run is not None
-        if run is not None:
-            named = self.client.get_experiment(run.info.experiment_id).name
-            if self.config.experiment and named != self.config.experiment:
-                print(
-                    f"note: the run stays in the experiment {named!r}, in which it began: MLflow moves no run",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            self._experiment_name = named
-        else:
-            if noted:  # MLflow's store no longer has it, or never had
+            run_id = None
+        self._existed = run is not None
+        if run is None:
+            if run_id:  # MLflow's store no longer has it, or never had
                 key = uuid.uuid4().hex
                 self._save(key=key, run_id=None, registered=None)
             tags = {KEY: key, START: saved["starts"][-1]}
             run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags=tags)
+        else:
+            self._stay_in_experiment(run)
         self._save(key=run.data.tags.get(KEY, key), run_id=run.info.run_id)
         self._sent_params = run.data.params
         self._sent_tags = run.data.tags
-        self._searched = run.info.experiment_id
+        self._experiment_id = run.info.experiment_id
         return run.info.run_id
+
+    def _stay_in_experiment(self, run: Any) -> None:
+        """Take the experiment of a run that was there before, and print a note if the config names another."""
+        name = self.client.get_experiment(run.info.experiment_id).name
+        if self.config.experiment and name != self.config.experiment:
+            print(
+                f"note: the run stays in the experiment {name!r}, in which it began: MLflow moves no run",
+                file=sys.stderr,
+                flush=True,
+            )
+        self._experiment_name = name
 
     def _leave(self, run: Any) -> None:
         """Make this folder a new run: another folder has continued MLflow's run since this one was copied."""
@@ -213,14 +217,15 @@ class MlflowRun:
         save_run(self.folder, forked(saved, place, self.step))
         print(f"note: {copy_note(saved['place'], place)}", file=sys.stderr, flush=True)
 
-    def _of_key(self, key: str) -> list[Any]:
+    def _runs_with_key(self, key: str) -> list[Any]:
         """The runs that were made under a key: one, or more if MLflow was too slow to answer."""
         if not key:
             return []
-        self._searched = self._searched or self._experiment()
-        return list(self.client.search_runs([self._searched], f"tags.`{KEY}` = '{key}'"))
+        self._experiment_id = self._experiment_id or self._experiment()
+        return list(self.client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'"))
 
-    def _existing(self, run_id: str | None) -> Any:
+    def _active_run(self, run_id: str | None) -> Any:
+        """The run of this id; None where MLflow has none, or it was deleted there."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -250,13 +255,14 @@ class MlflowRun:
     def _known(self, key: str) -> dict[int, Any]:
         """MLflow's points of a metric, by step. MLflow is asked once, and only about a run that was there before."""
         if key not in self._points:
-            history = self.client.get_metric_history(self.run_id, key) if self._found else []
+            history = self.client.get_metric_history(self.run_id, key) if self._existed else []
             self._points[key] = {}
             for point in history:
                 self._note(point)
         return self._points[key]
 
     def _note(self, point: Any) -> None:
+        """Note that MLflow has a point."""
         self._points[point.key].setdefault(point.step, point if point.key.startswith("validation/") else None)
 
     def _save(self, **values: Any) -> None:
