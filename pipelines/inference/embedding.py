@@ -76,10 +76,10 @@ class Texts:
     def targets(self, document: int, start: int, stop: int) -> np.ndarray:
         return np.zeros(stop - start, dtype=np.int64)
 
-    def part(self, run: range) -> Texts:
+    def part(self, indices: range) -> Texts:
         """The documents of a range of indices."""
-        some = slice(run.start, run.stop)
-        return replace(self, ids=self.ids[some], lengths=self.lengths[some], numbers=self.numbers[some])
+        chosen = slice(indices.start, indices.stop)
+        return replace(self, ids=self.ids[chosen], lengths=self.lengths[chosen], numbers=self.numbers[chosen])
 
     def spans(self, segment: Any) -> Iterator[tuple[int, int, np.ndarray]]:
         """The spans of documents in a segment: document, offset of the first token, hidden states [n, D] in float32."""
@@ -102,19 +102,33 @@ def texts_of_store(store: SegmentStore, ids: Sequence[str]) -> Texts:
     chosen = sorted({numbers[name] for name in ids} if ids else numbers.values())
     if not chosen:
         raise UserError(f"{store.folder} has no document with any token: choose another --split")
-    before = 0 if store.labelled else 1
-    index = np.asarray(chosen)
-    made_of = store.manifest.fingerprint
-    return Texts([names[i] for i in chosen], store.lengths[index], index, store.tokens, store.bod_id, before, made_of)
+    numbers_n = np.asarray(chosen)
+    return Texts(
+        ids=[names[i] for i in chosen],
+        lengths=store.lengths[numbers_n],
+        numbers=numbers_n,
+        read=store.tokens,
+        bod_id=store.bod_id,
+        before=0 if store.labelled else 1,
+        fingerprint=store.manifest.fingerprint,
+    )
 
 
 def texts_of_ids(name: str, ids_n: np.ndarray, bod_id: int, labels: bool) -> Texts:
-    """One text, of these token ids. Raises UserError where there are none."""
+    """One text, of these token ids int64 [n]. ``labels``: whether its model predicts labels, and so reads no begin-of-document.
+    Raises UserError where there are no ids.
+    """
     if not len(ids_n):
         raise UserError(f"{name} holds no text: choose another --file")
-    one = np.array([len(ids_n)]), np.zeros(1, dtype=np.int64)
-    made_of = digest(ids_n.tolist())
-    return Texts([name], *one, lambda _, start, stop: ids_n[start:stop], bod_id, 0 if labels else 1, made_of)
+    return Texts(
+        ids=[name],
+        lengths=np.array([len(ids_n)]),
+        numbers=np.zeros(1, dtype=np.int64),
+        read=lambda _, start, stop: ids_n[start:stop],
+        bod_id=bod_id,
+        before=0 if labels else 1,
+        fingerprint=digest(ids_n.tolist()),
+    )
 
 
 @torch.no_grad()
@@ -157,15 +171,15 @@ class Embeddings:
     @cached_property
     def parts(self) -> list[tuple[str, Texts]]:
         """The name of each part, and its documents."""
-        runs = group_by_bytes(self.texts.lengths, PART_TOKENS)
-        return [(f"part-{index:05d}.arrow", self.texts.part(run)) for index, run in enumerate(runs)]
+        ranges = group_by_bytes(self.texts.lengths, PART_TOKENS)  # here of tokens
+        return [(f"part-{number:05d}.arrow", self.texts.part(indices)) for number, indices in enumerate(ranges)]
 
     def missing(self) -> list[tuple[str, Texts]]:
         """The parts that have yet to be made. Removes files that a killed command left unfinished.
 
         Raises UserError where the folder holds other files, or parts with another fingerprint.
         """
-        there = set[str]()
+        complete = set[str]()
         staged = []
         for file in self.output.list():
             becomes = staged_for(file.name)
@@ -173,14 +187,14 @@ class Embeddings:
                 staged.append(file.place)
             elif PART.fullmatch(file.name):
                 self._check_is_ours(file.place)
-                there.add(file.name)
+                complete.add(file.name)
             elif file.name not in (LAST, LOCK):
                 raise UserError(
                     f"{self.output} holds other files ({file.name}): name a folder of its own with --output"
                 )
         for place in staged:  # not before the whole folder is known to be ours
             place.delete()
-        return [part for part in self.parts if part[0] not in there]
+        return [part for part in self.parts if part[0] not in complete]
 
     def _check_is_ours(self, part: Place) -> None:
         try:
@@ -202,15 +216,20 @@ class Embeddings:
 
     def _batch(self, texts: Texts, means: Means, segment: Any) -> pa.RecordBatch:
         spans = texts.spans(segment)
-        made = [(document, *means.of(document, offset, hidden_nD)) for document, offset, hidden_nD in spans]
-        counts = [len(offsets_m) for _, offsets_m, _ in made]
-        document_m = np.repeat(np.array([document for document, *_ in made], dtype=np.int32), counts)
-        offset_m = np.concatenate([offsets_m for _, offsets_m, _ in made])
-        values = np.concatenate([mean_mD for *_, mean_mD in made]).astype(self.dtype).reshape(-1)
+        documents: list[int] = []
+        offsets: list[np.ndarray] = []
+        values: list[np.ndarray] = []
+        for document, offset, hidden_nD in spans:
+            offset_m, mean_mD = means.add(document, offset, hidden_nD)
+            documents.append(document)
+            offsets.append(offset_m)
+            values.append(mean_mD)
+        document_m = np.repeat(np.array(documents, dtype=np.int32), list(map(len, offsets)))
+        value = np.concatenate(values).astype(self.dtype).reshape(-1)
         columns = [
             pa.DictionaryArray.from_arrays(arrow_array(document_m), pa.array(texts.ids, pa.string())),
-            arrow_array(offset_m),
-            pa.FixedSizeListArray.from_arrays(arrow_array(values), type=self.schema.field("embedding").type),
+            arrow_array(np.concatenate(offsets)),
+            pa.FixedSizeListArray.from_arrays(arrow_array(value), type=self.schema.field("embedding").type),
         ]
         return pa.record_batch(columns, schema=self.schema)
 
@@ -233,8 +252,9 @@ class Means:
         self._lengths = lengths
         self._begun: dict[int, tuple[Any, int]] = {}
 
-    def of(self, document: int, offset: int, hidden_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Offsets [m] and means [m, D] of the groups that this piece completes. It begins where the document's last piece ended."""
+    def add(self, document: int, offset: int, hidden_nD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add a piece, which begins where the document's last one ended. Returns offsets [m] and means [m, D] of the groups that it
+        completes."""
         end = offset + len(hidden_nD)
         bounds = np.unique([offset, *range(-(-offset // self._every) * self._every, end, self._every), end])
         if len(bounds) < 2:  # begin-of-document alone

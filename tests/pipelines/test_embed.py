@@ -82,7 +82,7 @@ def test_means_over_tokens_in_any_pieces(every: int) -> None:
     for cuts in ([], [1, 2, 9], list(range(1, 25)), [0, 14]):
         means, found, offsets = Means(every, np.array([25])), [], []
         for start, stop in zip([0, *cuts], [*cuts, 25], strict=True):
-            at, made = means.of(0, start, rows[start:stop])
+            at, made = means.add(0, start, rows[start:stop])
             offsets += at.tolist()
             found.append(made)
         assert offsets == list(range(0, 25, every))
