@@ -102,7 +102,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         target.model,
         store,
         state_modes,
-        where=StateReset(config.clear_every, config.clear_at),
+        reset=StateReset(config.clear_every, config.clear_at),
         lanes=target.lanes,
         segment_length=target.segment_length,
         shards=max(workers, 1),

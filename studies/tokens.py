@@ -119,7 +119,7 @@ class Pass:
                 target.model,
                 target.store,
                 (self.clearing,),
-                where=StateReset(self.every, self.at),
+                reset=StateReset(self.every, self.at),
                 lanes=target.lanes,
                 segment_length=target.segment_length,
                 shards=max(workers, 1),

@@ -102,7 +102,7 @@ def read_segments(
     device: torch.device,
     *,
     clearing: StateMode = "nothing",
-    where: StateReset = SEGMENTS,
+    reset: StateReset = SEGMENTS,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     begin: int = 0,
     state: State | None = None,
@@ -111,7 +111,7 @@ def read_segments(
     """Read these lanes of a schedule, step by step; from step ``begin`` on with the State that was there. The caller disables
     gradients and sets the model's mode.
 
-    ``clearing`` says which part of the State is reset, ``where`` at which blocks. They change nothing else, since a segment may be
+    ``clearing`` says which part of the State is reset, ``reset`` at which blocks. They change nothing else, since a segment may be
     read in parts. ``hidden`` asks the model for its hidden states in place of losses.
     """
     initial = model.initial_state(lanes[1] - lanes[0])
@@ -120,7 +120,7 @@ def read_segments(
     for step in range(begin, schedule.steps):
         batch = read_batch(store, schedule, step, *lanes)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
-        cleared_BK = where.mask(batch.offset_BK, model.block) & (clearing != "nothing")
+        cleared_BK = reset.mask(batch.offset_BK, model.block) & (clearing != "nothing")
         changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
         parts: list[list[Tensor]] = []
         for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # State is cleared only where a part begins
@@ -149,14 +149,14 @@ class Shard(NamedTuple):
     lanes: int
     segment_length: int
     clearing: StateMode = "nothing"
-    where: StateReset = SEGMENTS
+    reset: StateReset = SEGMENTS
 
     def split(self, count: int, block: int) -> list[Self]:
         """Divide the documents among ``count`` shards: the longest first, each to the shard that has least. Shards without
         documents are left out. A shard has no more lanes than can be kept busy while its longest document is read.
         """
         aligned = self.clearing != "nothing"
-        every = self.where.every * block
+        every = self.reset.every * block
         segment_length = self.segment_length
         if aligned and 0 < every <= segment_length:  # then State is cleared on all lanes at once
             segment_length = segment_length // every * every
@@ -256,7 +256,7 @@ class DocumentPass:
                 (0, schedule.lanes),
                 device,
                 clearing=shard.clearing,
-                where=shard.where,
+                reset=shard.reset,
                 autocast=autocast_to(self.precision, device),
                 begin=first,
                 state={name: tensor.to(device) for name, tensor in state.items()} if first else None,

@@ -118,7 +118,7 @@ class Scoring:
     store: SegmentStore
     state_modes: tuple[StateMode, ...]
     """The first mode reads all documents. The others skip documents that are too short for any clearing."""
-    where: StateReset
+    reset: StateReset
     lanes: int
     """Documents that a process reads side by side."""
     segment_length: int
@@ -131,7 +131,7 @@ class Scoring:
     @property
     def beyond(self) -> int:
         """Tokens of a document before its State is cleared."""
-        return self.where.first(self.segment_length, self.model.block)
+        return self.reset.first(self.segment_length, self.model.block)
 
     @cached_property
     def bucket(self) -> int:
@@ -149,12 +149,12 @@ class Scoring:
             raise UserError(f"{self.store.folder} has no document with any token: choose another --split")
         model = [self.checkpoint.digest, self.model.to_json(), self.store.manifest.fingerprint]
         sizes = [self.lanes, self.segment_length, self.shards, self.bucket]
-        key = digest([*model, asdict(self.where), *sizes, self.precision, LAYOUT])
+        key = digest([*model, asdict(self.reset), *sizes, self.precision, LAYOUT])
         self.folder.mkdir(parents=True, exist_ok=True)
         found = list[Shard]()
         for mode in self.state_modes:
             read = lengths if mode == self.state_modes[0] else np.where(lengths > self.beyond, lengths, 0)
-            whole = Shard(f"{key}-{mode}", self.store, read, self.lanes, self.segment_length, mode, self.where)
+            whole = Shard(f"{key}-{mode}", self.store, read, self.lanes, self.segment_length, mode, self.reset)
             found += whole.split(self.shards, self.model.block)
         return DocumentPass(self.load, found, self.sums, self.folder, precision=self.precision)
 
@@ -203,7 +203,7 @@ def score_split(
     segment_length: int,
     world: World,
     clearing: StateMode = "nothing",
-    where: StateReset = SEGMENTS,
+    reset: StateReset = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[], object] = lambda: None,
@@ -229,14 +229,14 @@ def score_split(
     model.eval()
     own = world.lanes(schedule.lanes)
     segments = read_segments(
-        model, store, schedule, own, world.device, clearing=clearing, where=where, autocast=autocast
+        model, store, schedule, own, world.device, clearing=clearing, reset=reset, autocast=autocast
     )
     for segment in segments:
         add_to(sums_3P, segment, bucket)
         progress()
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
-    beyond = where.first(segment_length, model.block)
+    beyond = reset.first(segment_length, model.block)
     return score_of(store, schedule.lengths, sums_3P, bucket=bucket, beyond=beyond)
 
 

@@ -85,7 +85,7 @@ def test_neither_shares_nor_lanes_change_a_sum_and_a_plain_loop_has_the_same(sco
         assert (score.tokens, score.bytes, score.documents) == (totals.tokens, totals.bytes, totals.documents)
         assert score.nats == pytest.approx(sum(naive_nats(model, text, split.bod_id, mode) for text in texts), rel=1e-6)
     assert len({score.nats for score in found}) == 3
-    other = replace(scored, where=StateReset(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
+    other = replace(scored, reset=StateReset(every=SEGMENT // model.block), segment_length=2 * SEGMENT, lanes=2)
     assert [score.nats for score in scores(other)] == pytest.approx([score.nats for score in found], rel=1e-9)
 
 

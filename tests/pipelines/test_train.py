@@ -322,11 +322,11 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     train_split, short = (SegmentStore.open(store, "text", name) for name in ("train", "test"))
 
     def nats(
-        segment_length: int, clearing: StateMode = "nothing", where: StateReset = SEGMENTS, lanes: int = 4
+        segment_length: int, clearing: StateMode = "nothing", reset: StateReset = SEGMENTS, lanes: int = 4
     ) -> np.ndarray:
-        split = train_split if where is SEGMENTS else short
+        split = train_split if reset is SEGMENTS else short
         how: dict[str, Any] = {"lanes": lanes, "segment_length": segment_length, "world": World.alone()}
-        return np.array(score_split(model, split, clearing=clearing, where=where, **how).bucket_nats)
+        return np.array(score_split(model, split, clearing=clearing, reset=reset, **how).bucket_nats)
 
     def one_by_one(places: Container[int]) -> np.ndarray:
         """A document after the other, a block at a time, the states cleared before some tokens."""
@@ -348,11 +348,11 @@ def test_reading_in_segments_of_another_length_gives_the_same_nats(train: Train,
     np.testing.assert_allclose(carried, nats(8), rtol=1e-5)
     assert not np.allclose(carried, nats(32, "everything"), rtol=1e-3)
     kept = one_by_one(())
-    for where, places in ((StateReset(every=3), range(0, 10_000, 24)), (StateReset(at=40), (40,))):
-        cleared = nats(32, "states", where)
+    for reset, places in ((StateReset(every=3), range(0, 10_000, 24)), (StateReset(at=40), (40,))):
+        cleared = nats(32, "states", reset)
         np.testing.assert_allclose(cleared, one_by_one(places), rtol=1e-5)
-        np.testing.assert_allclose(cleared, nats(64, "states", where, lanes=1), rtol=1e-5)
-        np.testing.assert_allclose(nats(32, where=where), kept, rtol=1e-5)
+        np.testing.assert_allclose(cleared, nats(64, "states", reset, lanes=1), rtol=1e-5)
+        np.testing.assert_allclose(nats(32, reset=reset), kept, rtol=1e-5)
         assert not np.allclose(cleared, kept, rtol=1e-6)
 
 
