@@ -53,19 +53,21 @@ def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Check the remaining arguments of a `forward` that takes the ``known`` ones. None and False count as not given.
+    """Check the remaining arguments of a `forward` that takes the ``known`` ones. None and False count as not given, and so does
+    ``is_causal=True``, which these models are.
 
     Raises:
         ValueError: an argument of transformers' models is given that these models do not take.
         TypeError: an argument is unknown.
     """
     for name, value in kwargs.items():
-        is_given = value is False if name == "is_causal" else value is not None and value is not False
+        is_given = value is not None and value is not False
+        if name == "is_causal":
+            is_given = value is False
         if name in REFUSED and is_given:
             raise ValueError(f"{name} is given, but {REFUSED[name]}")
-        if name in (*known, *WITHOUT_EFFECT, *REFUSED) or value is None:
-            continue
-        raise TypeError(f"forward() got an unexpected argument {name!r}: {nearest(name, known)}")
+        if value is not None and name not in (*known, *WITHOUT_EFFECT, *REFUSED):
+            raise TypeError(f"forward() got an unexpected argument {name!r}: {nearest(name, known)}")
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:
@@ -128,6 +130,8 @@ def kept_columns(logits_BTV: Tensor, kept: int | Tensor) -> Tensor:
     if not isinstance(kept, Tensor):
         return logits_BTV[:, -kept:]
     kept = kept.to(logits_BTV.device)
-    if kept.dtype == torch.bool or kept.dim() == 1:
-        return logits_BTV[kept] if kept.dim() == 2 else logits_BTV[:, kept]
+    if kept.dim() == 1:
+        return logits_BTV[:, kept]
+    if kept.dtype == torch.bool:
+        return logits_BTV[kept]
     return torch.take_along_dim(logits_BTV, (kept % logits_BTV.shape[1])[..., None], dim=1)
