@@ -193,7 +193,7 @@ class TokenComparison:
         margin = f"± {found.margin / math.log(2):.4f}"
         return f"{told} {margin}" if found.beyond_chance else f"{told}, within chance: {margin}"
 
-    def said_of_names(self) -> str:
+    def share_of_names(self) -> str:
         """The share of names among the words with most gain, in a sentence."""
         facts = self.facts
         (base, better) = self.pair

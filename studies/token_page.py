@@ -67,7 +67,7 @@ def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
 <h1>{better} against {base}, token by token</h1>
 <p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {counted(len(comparison.titles), "document")}.
 Bits per token: {each}; {better} less {base}: {comparison.difference()}.</p>
-<p>{html.escape(comparison.said_of_names())}{stood}</p>
+<p>{html.escape(comparison.share_of_names())}{stood}</p>
 <h2>{comparison.by.capitalize()}s that {better} predicts better</h2>{_top_table(comparison)}
 <h2>Over position and distance</h2>{images}{_distance_table(comparison)}
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>

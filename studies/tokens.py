@@ -92,12 +92,19 @@ class Pass:
 
     def key(self) -> dict[str, Any]:
         """JSON values of all that decides the losses. Lanes are left out: they change no more than the last bits."""
-        where: dict[str, Any] = {"every": self.every} if self.every else {"at": self.at}
-        where = where if self.every or self.at else {"segment": self.target.segment_length, "aligned": True}
-        cleared = {} if self.clearing == "nothing" else {"clearing": self.clearing, **where}
-        weights = self.target.checkpoint.digest
-        model = {**self.target.checkpoint.meta["config"]["model"], **self.target.changed}
-        return {"model": model, "weights": weights, "store": self.target.store.manifest.fingerprint, **cleared}
+        key = {
+            "model": {**self.target.checkpoint.meta["config"]["model"], **self.target.changed},
+            "weights": self.target.checkpoint.digest,
+            "store": self.target.store.manifest.fingerprint,
+        }
+        if self.clearing == "nothing":
+            return key
+        key["clearing"] = self.clearing
+        if self.every:
+            return key | {"every": self.every}
+        if self.at:
+            return key | {"at": self.at}
+        return key | {"segment": self.target.segment_length, "aligned": True}
 
     def losses(self, folder: Path, workers: int | None) -> TokenLosses:
         """The losses in ``folder``, or made now by ``workers`` processes; None takes as many processes as the work is worth."""
@@ -155,13 +162,12 @@ def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pas
     if config.clear == "auto" and others:
         if config.cleared:
             raise UserError("--clear-every and --clear-at say where: give --clear states or --clear everything too")
-        return apart([*others, carried])
+        return with_unique_names([*others, carried])
     clearing = "states" if config.clear == "auto" else config.clear
     if clearing == "states":
         check_has_states(last)
-    return apart(
-        [*others, replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing), carried]
-    )
+    cleared = replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing)
+    return with_unique_names([*others, cleared, carried])
 
 
 def check_has_states(target: EvaluationTarget) -> None:
@@ -172,16 +178,16 @@ def check_has_states(target: EvaluationTarget) -> None:
         raise UserError(f"{target.name} has no recurrent states: give --clear everything")
 
 
-def apart(passes: list[Pass]) -> list[Pass]:
-    """The passes with unique names, for files and tables: a number is added to a name that a pass before it or a column has."""
+def with_unique_names(passes: list[Pass]) -> list[Pass]:
+    """The passes with unequal names, for files and tables: a number is added to a name that a pass before it or a column has."""
     taken = set(COLUMNS)
-    found = list[Pass]()
+    renamed = list[Pass]()
     for reading in passes:
         names = itertools.chain([reading.name], (f"{reading.name}.{number}" for number in itertools.count(2)))
         name = next(name for name in names if not {cli.file_name(name), f"{name}_error"} & taken)
         taken |= {cli.file_name(name), f"{name}_error"}
-        found.append(replace(reading, name=name))
-    return found
+        renamed.append(replace(reading, name=name))
+    return renamed
 
 
 def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
@@ -204,8 +210,11 @@ def documents_of(config: TokensConfig, store: SegmentStore) -> list[int]:
     return numbers
 
 
-def compared(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
-    """The comparison of the passes, with the words of the split; missing losses are made first."""
+def compare_passes(config: TokensConfig, passes: list[Pass], folder: Path) -> TokenComparison:
+    """The comparison of the passes, with the words of the split; missing losses are made first.
+
+    Raises UserError for a split without tokens, and as `documents_of`.
+    """
     last = passes[-1]
     store = last.target.store
     model = last.target.model
@@ -263,36 +272,34 @@ def main(argv: list[str]) -> None:
     others = ", ".join(reading.name for reading in passes[:-1])
     print(f"comparing {passes[-1].name} with {others} on {cli.shown(targets[-1].store.folder)}: {counts}", flush=True)
     with file_lock(report_folder.folder, "another pipelines.tokens"):
-        comparison = compared(config, passes, report_folder.folder)
+        comparison = compare_passes(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
     files = [path for path in report_folder.folder.iterdir() if path.is_file()]
     report_folder.publish_report(files, OPTIONAL)
-    console = Console(width=max(Console().width, 120), markup=False)
-    facts = comparison.facts
-    base, better = comparison.pair
-    columns = {
-        "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
-        "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
-    }  # fmt: skip
-    console.print(
-        table(
-            [
-                {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
-                for row in comparison.rows[:10]
-            ],
-            columns,
-            {},
-        )
-    )
-    bits = dict(zip(comparison.names, facts["bits_per_token"], strict=True))
-    told = ", ".join(f"{name} {value:.4f}" for name, value in bits.items())
-    print(f"bits per token: {told} ({comparison.difference()})")
-    print(comparison.said_of_names())
+    print_comparison(comparison)
     track(config, targets, comparison, report_folder.folder, paths)
     print(
         f"  look      {cli.shown(paths[0])}\n  losses    {cli.shown(report_folder.folder)}/*.arrow: document, offset, token, nats"
     )
     refresh_index(report_folder.folder)
+
+
+def print_comparison(comparison: TokenComparison) -> None:
+    """Print the words of the largest gains, bits per token, and the share of names."""
+    base, better = comparison.pair
+    columns = {
+        "word": ("word", None), "gain": ("gain,\nnats", ".2f"), base: (base, ".2f"), better: (better, ".2f"),
+        "last_seen": ("tokens back", ","), "where": ("stood last", None), "document": ("document", None), "token": ("token", ","),
+    }  # fmt: skip
+    rows = [
+        {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
+        for row in comparison.rows[:10]
+    ]
+    Console(width=max(Console().width, 120), markup=False).print(table(rows, columns, {}))
+    bits = zip(comparison.names, comparison.facts["bits_per_token"], strict=True)
+    each = ", ".join(f"{name} {value:.4f}" for name, value in bits)
+    print(f"bits per token: {each} ({comparison.difference()})")
+    print(comparison.share_of_names())
 
 
 def track(
