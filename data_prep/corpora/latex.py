@@ -98,16 +98,20 @@ def order(
         parts = {other for name, others in direct.items() for other in others if other != name}
         size = {name: len(files[name]) + sum(len(files[other]) for other in direct[name]) for name in mains}
         mains.sort(key=lambda name: (name in parts, -size[name], name.count("/"), name))
-    found: list[tuple[tuple[int, int, str], list[str]]] = []
+    orders: dict[str, list[str]] = {}
     left = FOLLOWED
-    for main in mains:
-        reached = list(_reach(main, inputs))
-        found.append(((-sum(len(files[name]) for name in reached), main.count("/"), main), reached))
-        left -= sum(1 + len(scanned[name].inputs) for name in reached)
+    for candidate in mains:
+        orders[candidate] = list(_reach(candidate, inputs))
+        left -= sum(1 + len(scanned[name].inputs) for name in orders[candidate])
         if left < 0:
             break
-    first = min(found)[1]
-    return [*first, *sorted(set(files) - set(first))]
+
+    def rank(candidate: str) -> tuple[int, int, str]:
+        """The most text first, then the nearest to the top, then by name."""
+        return -sum(len(files[name]) for name in orders[candidate]), candidate.count("/"), candidate
+
+    chosen = orders[min(orders, key=rank)]
+    return [*chosen, *sorted(set(files) - set(chosen))]
 
 
 def scan(text: str) -> Scanned:
