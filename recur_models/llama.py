@@ -24,18 +24,21 @@ from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
 
 HEAD_DIM = "hidden_size / num_attention_heads"
+"""The value of ``head_dim`` for a config.json whose heads have that size, the only one that is computed here."""
 
 
 def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """config.json's values, completed. It has rotary positions in one of two ways; the oldest folders lack them."""
     rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
-    d, heads, size = (values.get(name) or 0 for name in ("hidden_size", "num_attention_heads", "head_dim"))
+    width = values.get("hidden_size") or 0
+    heads = values.get("num_attention_heads") or 0
+    head_dim = values.get("head_dim") or 0
     return {
         **values,
         "num_key_value_heads": values.get("num_key_value_heads") or heads,
         "rope_theta": rope.get("rope_theta") or values.get("rope_theta") or 10_000.0,
         "rope_type": rope.get("rope_type", rope.get("type", "default")),
-        "head_dim": HEAD_DIM if not size or size * heads == d else size,
+        "head_dim": HEAD_DIM if not head_dim or head_dim * heads == width else head_dim,
         "output": "tied" if values.get("tie_word_embeddings") else "own",
     }
 
@@ -55,8 +58,15 @@ def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 SMOL: dict[str, Any] = {
-    **{"layers": 30, "d_model": 576, "heads": 9, "mlp_dim": 1536, "positions": 2048},
-    **{"kv_heads": 3, "rope_base": 10_000.0, "norm_eps": 1e-5, "output": "tied"},
+    "layers": 30,
+    "d_model": 576,
+    "heads": 9,
+    "mlp_dim": 1536,
+    "positions": 2048,
+    "kv_heads": 3,
+    "rope_base": 10_000.0,
+    "norm_eps": 1e-5,
+    "output": "tied",
 }
 """SmolLM-135M's sizes."""
 LLAMA = Family(
@@ -75,8 +85,13 @@ LLAMA = Family(
         "norm_eps": "rms_norm_eps",
         "output": "output",
     },
-    required={name: False for name in ("attention_bias", "mlp_bias")}
-    | {"hidden_act": "silu", "rope_type": "default", "head_dim": HEAD_DIM},
+    required={
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "rope_type": "default",
+        "head_dim": HEAD_DIM,
+    },
     modules={"embed_tokens": "embedding", "norm": "final_norm", "lm_head": "output"},
     document_token="bos_token_id",
     from_config_json=from_config_json,
