@@ -128,16 +128,21 @@ class Trap:
     milliseconds: float
 
     def lay(self) -> None:
+        """Set the trap in this process."""
         from pipelines.training.watchdog import Heartbeat
 
-        steps, sprung = [0], []
+        current_step = 0
+        has_sprung = False
 
         def note(heart: object, step: int | None = None) -> None:
-            steps[0] = steps[0] if step is None else step
+            nonlocal current_step
+            if step is not None:
+                current_step = step
 
         def kill(*_: object, **__: object) -> None:
-            if steps[0] >= self.step and not sprung:
-                sprung.append(True)
+            nonlocal has_sprung
+            if current_step >= self.step and not has_sprung:
+                has_sprung = True
                 if self.milliseconds < 0.01:
                     os.kill(os.getpid(), signal.SIGKILL)
                 threading.Timer(self.milliseconds / 1e3, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -228,7 +233,9 @@ class Group:
         self.end()
 
     def signal(self, number: int, rank: int | None = None) -> None:
-        for process in self.processes if rank is None else [self.processes[rank]]:
+        """Send a signal to one rank, or to all that live."""
+        processes = self.processes if rank is None else [self.processes[rank]]
+        for process in processes:
             if process.is_alive() and process.pid:
                 with suppress(ProcessLookupError):  # it ended meanwhile, and the fork server has reaped it
                     os.kill(process.pid, number)
@@ -249,19 +256,31 @@ class Group:
         When one of them has been killed, the other ones are killed with it, as when their machine dies. Raises AssertionError where
         another process ended first, or one ended otherwise: an error is no kill, and neither is a run that ends before its moment.
         """
-        left, first = {process.sentinel: rank for rank, process in enumerate(self.processes)}, []
-        while left and not first and (ended := multiprocessing.connection.wait(list(left), seconds)):
-            ranks = [left.pop(sentinel) for sentinel in ended]  # type: ignore[call-overload]
-            first = [(rank, self.processes[rank].exitcode) for rank in ranks if self.processes[rank].exitcode != 0]
-        told = f"ranks {list(victims)} were to be killed by SIGKILL"
-        assert any(rank in victims and status == -signal.SIGKILL for rank, status in first), (
-            f"{told}, and failed first, with their statuses: {first}: {self.said()[-3000:]}"
+        failed = self._first_to_fail(seconds)
+        expected = f"ranks {list(victims)} were to be killed by SIGKILL"
+        assert any(rank in victims and status == -signal.SIGKILL for rank, status in failed), (
+            f"{expected}, and failed first, with their statuses: {failed}: {self.said()[-3000:]}"
         )
         for rank in victims:
             self.signal(signal.SIGKILL, rank)
         statuses = self.wait(seconds)
         killed = [r for r, status in enumerate(statuses) if status == -signal.SIGKILL and r not in self._ended]
-        assert killed == sorted(victims), f"{told}; the statuses are {statuses}: {self.said()[-3000:]}"
+        assert killed == sorted(victims), f"{expected}; the statuses are {statuses}: {self.said()[-3000:]}"
+
+    def _first_to_fail(self, seconds: float) -> list[tuple[int, int | None]]:
+        """The ranks that end first with another status than 0, and their statuses. Empty if all end well, or none within so many
+        seconds of the one before.
+        """
+        running = {process.sentinel: rank for rank, process in enumerate(self.processes)}
+        while running:
+            ended = multiprocessing.connection.wait(list(running), seconds)
+            if not ended:
+                return []
+            ranks = [running.pop(sentinel) for sentinel in ended]  # type: ignore[call-overload]
+            failed = [(rank, self.processes[rank].exitcode) for rank in ranks if self.processes[rank].exitcode != 0]
+            if failed:
+                return failed
+        return []
 
     def end(self) -> None:
         """Kill the processes that still live; these do not count as victims of a trap."""
@@ -281,7 +300,8 @@ def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: s
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o666)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout = os.fdopen(1, "w", buffering=1)
+    sys.stderr = os.fdopen(2, "w", buffering=1)
     import torch
 
     from pipelines import train
@@ -299,9 +319,9 @@ def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[st
     folder = run / "checkpoints" / f"step-{step:08d}"
     meta = Checkpoint.open(folder).meta
     keys = ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")
-    told = {key: meta[key] for key in keys if key not in unless}
+    compared = {key: meta[key] for key in keys if key not in unless}
     files = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
-    return {**files, "meta": json.dumps(told, sort_keys=True).encode()}
+    return {**files, "meta": json.dumps(compared, sort_keys=True).encode()}
 
 
 Point = tuple[int, str, float]
