@@ -38,7 +38,10 @@ def parse(config: type[T], argv: Sequence[str], description: str) -> T:
         kind = get_args(hints[field.name])[0] if several else hints[field.name]
         choices = get_args(kind) if all(isinstance(choice, str) for choice in get_args(kind)) else ()
         options: dict[str, Any] = {"nargs": "*"} if several else {}
-        kind = str if choices else Path if get_args(kind) else kind
+        if choices:
+            kind = str
+        elif get_args(kind):
+            kind = Path
         name = "--" + field.name.replace("_", "-")
         parser.add_argument(name, type=kind, choices=choices or None, default=field.default, **options)
     words = vars(parser.parse_args(argv))

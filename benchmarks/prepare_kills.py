@@ -158,7 +158,9 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
         with contextlib.suppress(psutil.Error):
             name = found.name()
             works = name.startswith("ray::") and not name.startswith(AGENTS)
-            kind = "command" if found.pid == process.pid else "worker" if works else name
+            kind = "worker" if works else name
+            if found.pid == process.pid:
+                kind = "command"
             if kind == victim:
                 found.kill()
                 return Kill(victim, moment, count(ledger))

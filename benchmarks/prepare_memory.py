@@ -95,7 +95,9 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
         for member in members:
             with contextlib.suppress(psutil.Error, OSError, StopIteration):
                 name = member.name()
-                kind = "command" if member.pid == process.pid else "worker" if name.startswith("ray::") else name
+                kind = "worker" if name.startswith("ray::") else name
+                if member.pid == process.pid:
+                    kind = "command"
                 if kind in ("command", "worker"):
                     found[kind] = max(found.get(kind, 0), resident("VmHWM", member.pid) / 1e6)
         time.sleep(0.05)

@@ -140,7 +140,9 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
             if found:
                 best = min(found, key=lambda r: r.error)
                 places, shares = coarse(best)
-                dashes = "-" if number < 4 else "--" if number < 8 else ":"
+                dashes = "-" if number < 4 else "--"
+                if number >= 8:
+                    dashes = ":"
                 width = max(1.5, 7.5 - 2 * number)
                 style = {"color": f"C{number % 10}", "linestyle": dashes, "linewidth": width}
                 axes.plot(places, [100 * share for share in shares], label=model, **style)

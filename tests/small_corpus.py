@@ -13,7 +13,10 @@ def words(name: str, count: int) -> str:
     text = []
     for i in range(count):
         word = hashlib.blake2b(f"{name}{i}".encode(), digest_size=3).hexdigest()
-        text.append(word + ("é€ \r\n" if i % 17 == 0 else "\n    " if i % 11 == 0 else " "))
+        after = "\n    " if i % 11 == 0 else " "
+        if i % 17 == 0:
+            after = "é€ \r\n"
+        text.append(word + after)
     return "".join(text)
 
 

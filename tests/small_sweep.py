@@ -26,7 +26,9 @@ def small_sweep(
         }
         values = {key: value for key, value in drawn.items() if key in fields}
         floor = 5.2 + 0.25 * (math.log10(lr) + 2.6) ** 2 - 0.0012 * drawn["model.states"] + 0.01 * (number % 2)
-        status = "failed" if number == 7 else "stopped" if number % 3 == 2 else "finished"
+        status = "stopped" if number % 3 == 2 else "finished"
+        if number == 7:
+            status = "failed"
         steps = {"failed": 100, "stopped": 200, "finished": 600}[status]
         place = folder / "trials" / f"{number:03d}"
         place.mkdir(parents=True)
