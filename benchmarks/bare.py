@@ -32,7 +32,8 @@ def parse(config: type[T], argv: Sequence[str], description: str) -> T:
     """Read a dataclass of numbers, texts, paths, choices and tuples of them from the words of the command line."""
     if cli := command_line():
         return cli.parse(config, argv, description=description)
-    parser, hints = argparse.ArgumentParser(description=description, allow_abbrev=False), get_type_hints(config)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    hints = get_type_hints(config)
     for field in fields(config):  # pyrefly: ignore
         several = get_origin(hints[field.name]) is tuple
         kind = get_args(hints[field.name])[0] if several else hints[field.name]

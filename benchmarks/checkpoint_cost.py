@@ -62,7 +62,8 @@ class Training:
     """A model in training on random tokens, and a saver."""
 
     def __init__(self, model: RecurrentModel, config: TrainConfig, lanes: int, segment: int, root: Path) -> None:
-        self.model, self.lanes = model, lanes
+        self.model = model
+        self.lanes = lanes
         self.optimizer = build_optimizer(model, config.optim)
         self.saver = Saver(RunFolder.parse(root), CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
         self.tokens = torch.randint(model.vocab_size, (lanes, segment))
@@ -109,7 +110,9 @@ def cost(config: BenchConfig, root: Path) -> dict[str, float]:
         training.step()
         training.save(warm_up)
     training.saver.close()
-    plain, with_save, copies = [], [], []
+    plain = []
+    with_save = []
+    copies = []
     for round in range(config.rounds):
         beside = True  # the steps beside which this round's checkpoint is written
         for step in range(config.every):

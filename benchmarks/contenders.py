@@ -29,7 +29,8 @@ SIZES: dict[str, dict[str, int]] = {
     "medium": {"d_model": 512, "layers": 8, "heads": 8, "head_dim": 64, "mlp_dim": 2048, "window": 256},
 }
 SEGMENT = {"small": 1024, "medium": 2048}
-LANES, VOCAB = 2, 256
+LANES = 2
+VOCAB = 256
 PEER = "block-recurrent-transformer-pytorch"
 
 
@@ -87,7 +88,8 @@ class Peer(Contender):
 def model_configs(name: Size) -> dict[str, ModelConfig]:
     """The models of Table 1 at this size; rec has a recurrent layer third from the top, the others one layer more."""
     size: dict[str, Any] = dict(SIZES[name])
-    window, layers = size.pop("window"), size.pop("layers")
+    window = size.pop("window")
+    layers = size.pop("layers")
     rec = RecConfig(
         **size, window=window, layers=layers, recurrent_layers=(layers - 2,), states=window, gate="fixed", dropout=0.0
     )

@@ -103,7 +103,8 @@ class Training:
 
     def __init__(self, config: ModelConfig, vocab_size: int, lanes: int, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        self.config, self.dtype = config, dtype
+        self.config = config
+        self.dtype = dtype
         self.model = config.build(vocab_size)
         self.optimizer = build_optimizer(self.model, replace(PRESETS["small-rec"].optim, lr=1e-3))
         self.state = self.model.initial_state(lanes)

@@ -52,7 +52,8 @@ def write_text(path: Path, size: int, rng: np.random.Generator) -> None:
 
 def measure(config: BenchConfig, megabytes: float) -> int:
     """Peak memory of an evaluation, in bytes."""
-    rng, folder = np.random.default_rng(0), config.folder.absolute() / f"{megabytes:g}"
+    rng = np.random.default_rng(0)
+    folder = config.folder.absolute() / f"{megabytes:g}"
     for split, size in (("train", 100_000), ("validation", 10_000), ("test", int(1e6 * megabytes))):
         write_text(folder / "text" / split / "document.txt", size, rng)
     store = str(folder / "store")

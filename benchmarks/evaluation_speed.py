@@ -57,7 +57,8 @@ class BenchConfig:
 class Memory:
     """Documents of random tokens."""
 
-    bod_id, labelled = VOCAB - 1, False
+    bod_id = VOCAB - 1
+    labelled = False
 
     def __init__(self, lengths: np.ndarray) -> None:
         self.lengths = lengths
@@ -72,7 +73,8 @@ class Memory:
 
 def training(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterator[int]:
     """Make training steps, and yield the tokens of each."""
-    optimizer, state = build_optimizer(model, config.optim), model.initial_state(config.data.lanes)
+    optimizer = build_optimizer(model, config.optim)
+    state = model.initial_state(config.data.lanes)
     sizes: dict[str, Any] = {"segment_length": config.data.segment_length, "block": model.block, "seed": 0}
     lanes = TrainingLanes(store.lengths, lanes=config.data.lanes, **sizes)
     step = 0
@@ -116,7 +118,8 @@ def measure(name: str, rounds: int) -> tuple[results.Cell, ...]:
     model: RecurrentModel = config.model.build(VOCAB)
     slots = config.data.lanes * config.data.segment_length
     store = Memory((np.random.default_rng(1).lognormal(0, 1, 4 * config.data.lanes) * 2 * slots).astype(np.int64) + 1)
-    schedule, made = schedule_of(config, model, store), {"train": training, "score": scoring}
+    schedule = schedule_of(config, model, store)
+    made = {"train": training, "score": scoring}
     passes = {kind: make(config, model, store) for kind, make in made.items()}
     rates: list[dict[str, float]] = []
     for _ in range(rounds):

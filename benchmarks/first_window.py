@@ -70,7 +70,8 @@ def spans(tokens: int, window: int, overlap: int, first: int) -> list[tuple[int,
 def nats_of(model: RecurrentModel, store: SegmentStore, document: int, overlap: int, first: int) -> float:
     """Nats of a document's tokens, each predicted once."""
     read = torch.from_numpy(store.tokens(document, 0, tokens := int(store.lengths[document])).astype("int64"))
-    inputs, nats = torch.cat([torch.tensor([store.bod_id]), read[:-1]]), 0.0
+    inputs = torch.cat([torch.tensor([store.bod_id]), read[:-1]])
+    nats = 0.0
     windows = spans(tokens, model.block, overlap, first)
     for some in (windows[at : at + BATCH] for at in range(0, len(windows), BATCH)):
         tokens_BT = torch.zeros(len(some), model.block, dtype=torch.int64)

@@ -19,7 +19,8 @@ from common.errors import UserError
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 
-CARRIED, CLEARED = "validation/bits_per_token", "validation/bits_per_token_states_cleared"
+CARRIED = "validation/bits_per_token"
+CLEARED = "validation/bits_per_token_states_cleared"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def gaps(run: Path, base: Path, key: str = CARRIED) -> dict[int, float]:
 
     Raises ValueError when there is no such point, though ``run`` has validated.
     """
-    ours, theirs = validations(run, key), validations(base, CARRIED)
+    ours = validations(run, key)
+    theirs = validations(base, CARRIED)
     both = {tokens: bits - theirs[tokens] for tokens, bits in ours.items() if tokens in theirs}
     if ours and not both:
         raise UserError(f"{run} and {base} have not validated after equally many tokens: compare runs on one corpus")

@@ -55,7 +55,9 @@ def main(argv: list[str]) -> int:
             middle = time.perf_counter()
             expected = theirs.encode(text, add_special_tokens=False).ids
             seconds += (middle - start, time.perf_counter() - middle)
-            files, size, tokens = files + 1, size + len(text.encode()), tokens + len(ids)
+            files += 1
+            size += len(text.encode())
+            tokens += len(ids)
             if not np.array_equal(ids, expected):
                 unequal += 1
                 print(f"  other ids: {path}")

@@ -86,7 +86,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def weigh(config: BenchConfig, windows: int) -> Weighed:
     every, less = (contender(config, windows, kind) for kind in KINDS)
-    ratios, forwards = [], []
+    ratios = []
+    forwards = []
     for _ in range(config.rounds):
         step = seconds(every.step)
         ratios.append(seconds(less.step) / step)
@@ -97,7 +98,8 @@ def weigh(config: BenchConfig, windows: int) -> Weighed:
 
 def growth(rows: list[Weighed], kind: Recompute) -> float:
     """Bytes that one more window keeps in a lane, from the row of fewest windows to that of most."""
-    few, many = rows[0], rows[-1]
+    few = rows[0]
+    many = rows[-1]
     return (many.kept[kind] - few.kept[kind]) / (many.windows - few.windows) / LANES
 
 
@@ -142,8 +144,10 @@ def main(argv: list[str]) -> None:
             f"  {windows:>7} {every / 2**20:>9.1f} {less / 2**20:>16.3f} {fewer:>8.1f} {step:>25} {row.ideal:>6.2f}",
             flush=True,
         )
-    papers, random = 2 * 4 * config.d_model, torch.get_rng_state().nbytes  # one state for all lanes
-    every, less = growth(rows, "nothing"), growth(rows, "block") - random / LANES
+    papers = 2 * 4 * config.d_model
+    random = torch.get_rng_state().nbytes  # one state for all lanes
+    every = growth(rows, "nothing")
+    less = growth(rows, "block") - random / LANES
     print(
         f"  a window more keeps {every:,.0f} bytes a lane; recomputed {less:,.0f}, {less / papers:.2f} of the paper's 2·k values "
         f"({papers:,} bytes), {papers // 2:,} of them h_prev; beside it {random:,} bytes of random numbers' state"

@@ -92,7 +92,8 @@ class Report:
     """The report, printed and written anew after each line: a table, and the same as JSON."""
 
     def __init__(self, config: BenchConfig, rates: dict[str, Any]) -> None:
-        self.output, self.lines = config.output, [machine.describe()]
+        self.output = config.output
+        self.lines = [machine.describe()]
         self.told: dict[str, Any] = {
             "machine": machine.describe(),
             "measure": config.measure,
@@ -139,11 +140,9 @@ def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.devi
     measurement.compile_seconds = 2 * rounds(2)
     measurement.losses = tuple(float(loss) for loss in training.losses)
     seconds = [rounds(config.steps) for _ in range(ROUNDS)]
-    measurement.seconds, measurement.fastest_seconds, measurement.slowest_seconds = (
-        statistics.median(seconds),
-        min(seconds),
-        max(seconds),
-    )
+    measurement.seconds = statistics.median(seconds)
+    measurement.fastest_seconds = min(seconds)
+    measurement.slowest_seconds = max(seconds)
     if device.type == "cuda":
         measurement.peak_bytes = torch.cuda.max_memory_allocated(device)
     return measurement
@@ -156,9 +155,7 @@ def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device
         torch.compiler.reset()
         try:
             return measured(name, unit, config, device, dtype)
-        except (
-            Exception
-        ) as error:  # out of memory, or the compiler's, or a model's own: the others are to be measured too
+        except Exception as error:  # out of memory, or the compiler's, or a model's own: the others are measured too
             failed = Measurement(name, unit, config.most_lanes, config.length)
             failed.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             halved = failed.lanes // 2 if isinstance(error, torch.OutOfMemoryError) and not asked else 0
@@ -173,7 +170,8 @@ def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device
 
 def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
     """Time all models, compiled in each way. Returns whether none failed."""
-    rate, peak = report.told["matrix_flops_per_second"], report.told["data_sheet_flops_per_second"] or math.nan
+    rate = report.told["matrix_flops_per_second"]
+    peak = report.told["data_sheet_flops_per_second"] or math.nan
     report.say(
         "\n| model | compile | lanes | step, ms | fastest to slowest | floor, ms | tokens/s | of the floor | MFU | / slide | "
         "peak GiB | first steps, s |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
@@ -185,9 +183,9 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
             found = fitted(name, unit, config, device, dtype)
             if is_ours(name):
                 needed = config.of(name).costs(config.vocab_size).training_flops_per_token  # pyrefly: ignore
-                found.floor_seconds, found.peak_seconds = (
-                    needed * found.lanes * config.length / each for each in (rate, peak)
-                )
+                flops = needed * found.lanes * config.length
+                found.floor_seconds = flops / rate
+                found.peak_seconds = flops / peak
             done.append(found)
             report.say(row(found, done), {**asdict(found), **ratios(found, done)})
     if len(models) < len(config.models):

@@ -174,12 +174,14 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
         torch.manual_seed(0)
         model = config.of(name).build(config.vocab_size).to(device, dtype).eval()  # pyrefly: ignore
         decoder = model.incremental_decoder()
-        reading, token_B1 = begin(decoder, lanes=1), torch.zeros(1, 1, dtype=torch.int64, device=device)
+        reading = begin(decoder, lanes=1)
+        token_B1 = torch.zeros(1, 1, dtype=torch.int64, device=device)
         for stretch in range(STRETCHES):
             synchronize(device)
             if cuda:
                 torch.cuda.reset_peak_memory_stats(device)
-            began, count = time.perf_counter(), max(1, config.tokens // STRETCHES)
+            began = time.perf_counter()
+            count = max(1, config.tokens // STRETCHES)
             for _ in range(count):
                 logits_B1V, reading = read(decoder, reading, token_B1, keep=1)
                 token_B1 = logits_B1V.argmax(-1)

@@ -158,7 +158,9 @@ class Training:
     ):
         """``dropout``: replaces the model's own; None keeps it."""
         torch.manual_seed(0)
-        lanes, length, vocab_size = config.most_lanes, config.length, config.vocab_size
+        lanes = config.most_lanes
+        length = config.length
+        vocab_size = config.vocab_size
         self.tokens_BT = torch.randint(vocab_size, (lanes, length), device=device)
         self.targets_BT = self.tokens_BT.roll(-1, 1)
         self.losses: list[torch.Tensor] = []

@@ -166,7 +166,8 @@ def main(argv: list[str]) -> int:
     checkpoint = find_checkpoint(config.run)
     data = checkpoint.meta["config"]["data"]
     store = open_split(checkpoint, config.split, config.store)
-    trained, tokenizer = load(config.run, config.store), tokenizer_of(checkpoint, config.store)
+    trained = load(config.run, config.store)
+    tokenizer = tokenizer_of(checkpoint, config.store)
     whole_ids = [store.tokens(i, 0, int(length)) for i, length in enumerate(store.lengths) if length]
     documents = [tokenizer.decode(ids) for ids in whole_ids]
     size = sum(len(text.encode()) for text in documents)
@@ -179,7 +180,8 @@ def main(argv: list[str]) -> int:
         f"{checkpoint.folder}, {store.folder}: {len(documents)} documents, {sum(map(len, ids)):,} tokens, {size:,} bytes"
     )
     with tempfile.TemporaryDirectory() as name:
-        folder, exported = Path(name), Path(name) / "exported"
+        folder = Path(name)
+        exported = Path(name) / "exported"
         export(checkpoint, exported, config.store)
         questions = questions_on(documents, config.questions)
         lines = {"documents": [{"text": text} for text in documents], "choices": questions}
@@ -188,7 +190,8 @@ def main(argv: list[str]) -> int:
         for task, text in (("rolling", ROLLING), ("choices", CHOICES)):
             (folder / f"{task}.yaml").write_text(text.format(folder=folder), "utf-8")
 
-        longest, short = max(map(len, ids)), config.blocks * trained.model.block
+        longest = max(map(len, ids))
+        short = config.blocks * trained.model.block
         carried, _ = harness(folder, exported, "rolling", 1, add_bos_token=False, max_length=longest)
         score = score_split(trained.model, store, lanes=1, segment_length=data["segment_length"], world=World.alone())
         passed = verdict("bits per byte, whole documents", carried["bits_per_byte"], score.bits_per_byte)

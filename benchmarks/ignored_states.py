@@ -54,7 +54,8 @@ def curves(folders: Sequence[Path], at_least: int) -> Iterator[Curve]:
     for path in sorted(file for folder in folders for file in folder.rglob("metrics.jsonl")):
         try:
             config = json.loads((path.parent / "config.json").read_bytes())
-            steps, warmup = int(config["steps"]), int(config["schedule"]["warmup_steps"])
+            steps = int(config["steps"])
+            warmup = int(config["schedule"]["warmup_steps"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
         found = [(record.step, record.metrics[WORTH]) for record in read_records(path) if WORTH in record.metrics]

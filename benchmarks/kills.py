@@ -79,9 +79,11 @@ def compare(words: list[str], root: Path, kills: int) -> tuple[list[str], Counte
     for twin in ("twin-1", "twin-2"):
         shutil.copytree(middle, root / twin / "checkpoints" / middle.name)
         finish([*words, "--run", twin, "--tracking.backend", "none"], logs / twin)
-    calm, differences = root / "calm", []
+    calm = root / "calm"
+    differences = []
     for other in ("killed", "twin-1", "twin-2"):
-        expected, found = final_tensors(calm, STEPS), final_tensors(root / other, STEPS)
+        expected = final_tensors(calm, STEPS)
+        found = final_tensors(root / other, STEPS)
         differences += [f"{other}'s {name}" for name in expected if found.get(name) != expected[name]]
     if (whole := curve(calm)) != curve(root / "killed"):
         differences.append("the curve of metrics.jsonl")

@@ -50,14 +50,16 @@ def whole(tokenizer: Tokenizer) -> Callable[[str], np.ndarray]:
     if isinstance(tokenizer, SentencePieceTokenizer):
         return tokenizer._processor.encode_as_numpy
     if isinstance(tokenizer, GPT2Tokenizer):
-        encoding, table = tokenizer._encoding, tokenizer._table
+        encoding = tokenizer._encoding
+        table = tokenizer._table
         return lambda text: table[np.array(encoding.encode_ordinary(text))]
     return tokenizer.encode
 
 
 def document(path: Path, megabytes: int) -> tuple[str, int]:
     """The file over and over, and its bytes. A character that the end cuts in two is left out."""
-    data, size = path.read_bytes(), megabytes * 1_000_000
+    data = path.read_bytes()
+    size = megabytes * 1_000_000
     text = (data * (size // len(data) + 1))[:size].decode(errors="ignore")
     return text, size
 
@@ -72,7 +74,8 @@ def measure(spec: str, way: str, path: Path, megabytes: int, runs: int) -> tuple
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
     before = resident("VmHWM")
-    ids, seconds = np.empty(0), float("inf")
+    ids = np.empty(0)
+    seconds = float("inf")
     for _ in range(runs):
         del ids
         start = time.process_time()
@@ -93,7 +96,8 @@ def main(argv: list[str]) -> None:
         rates = ", ".join(
             f"{way} {rate:.1f} MB/s and {peak:.1f} bytes/byte" for way, (rate, peak, _) in results.items()
         )
-        one, other = results["whole"][2], results["pieces"][2]
+        one = results["whole"][2]
+        other = results["pieces"][2]
         same = "same ids" if np.array_equal(one, other) else f"{len(one):,} and {len(other):,} tokens, not the same ids"
         print(f"{Path(spec.rpartition(':')[2]).name}, {config.megabytes} MB: {rates}; {same}", flush=True)
 

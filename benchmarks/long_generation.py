@@ -35,7 +35,8 @@ VOCAB_SIZE = 257
 MODEL = RecConfig(
     layers=3, recurrent_layers=(2,), d_model=64, heads=2, head_dim=32, mlp_dim=128, window=64, states=32, dropout=0.0
 )
-MEMORY_TOLERANCE, TIME_TOLERANCE = 0.05, 0.10
+MEMORY_TOLERANCE = 0.05
+TIME_TOLERANCE = 0.10
 MEBIBYTE = 2**20
 
 Way = Literal["ours", "transformers", "prompt"]
@@ -89,7 +90,9 @@ class Watch:
 
     def __init__(self, length: int) -> None:
         self.found: list[Stretch] = []
-        self._length, self._seconds, self._began = length, [], 0.0
+        self._length = length
+        self._seconds = []
+        self._began = 0.0
 
     def put(self, value: object) -> None:
         """A token; the first value is the prompt."""
@@ -115,7 +118,8 @@ def by_ours(trained: Trained, asked: GenerateConfig, length: int) -> list[Stretc
 
 def by_transformers(model: Any, config: BenchConfig) -> list[Stretch]:
     """One call of transformers' generate()."""
-    watch, start = Watch(config.stretch), torch.tensor([[VOCAB_SIZE - 1]])
+    watch = Watch(config.stretch)
+    start = torch.tensor([[VOCAB_SIZE - 1]])
     model.generate(start, max_new_tokens=config.tokens, do_sample=True, top_k=50, streamer=watch)
     return watch.found
 

@@ -22,7 +22,8 @@ def texts(source):
 
 def halves(items):
     """Two lists of about the same size, the longest text first."""
-    made, sizes = ([], []), [0, 0]
+    made = ([], [])
+    sizes = [0, 0]
     for name, text in sorted(items, key=lambda item: -len(item[1])):
         least = sizes.index(min(sizes))
         made[least].append((name, text))

@@ -61,11 +61,14 @@ def corpus(config: PlantedConfig) -> tuple[dict[str, str], dict[str, int]]:
     rng = random.Random(config.seed)
     names = rng.sample(NAMES, len(NAMES))
     count = config.test_documents * config.names
-    planted, known = names[:count], names[count:]
-    files, distances = dict[str, str](), dict[str, int]()
+    planted = names[:count]
+    known = names[count:]
+    files = dict[str, str]()
+    distances = dict[str, int]()
     for split, number in (("train", config.train_documents), ("validation", max(1, config.train_documents // 20))):
         for document in range(number):
-            lines, several = list[str](), document % 40 == 0
+            lines = list[str]()
+            several = document % 40 == 0
             for name in rng.choices(known, k=16 if several else 1):
                 lines.append(STATEMENT.format(name))
                 lines += [QUESTION.format(name) if rng.random() < 0.25 else filler(rng) for _ in range(TAUGHT)]
@@ -106,7 +109,8 @@ def call(module: str, *words: str) -> None:
 def main(argv: list[str]) -> None:
     config = cli.parse(PlantedConfig, argv, __doc__)
     files, distances = corpus(config)
-    folder, store = write_files(config.root / "corpus", files), config.root / "store"
+    folder = write_files(config.root / "corpus", files)
+    store = config.root / "store"
     call("pipelines.prepare", "text", "--source", str(folder), "--store", str(store), "--num-workers", "0")
     data = ("--data.store", str(store), "--data.corpus", "text")
     places = ("--root", str(config.root), *data, "--seed", str(config.seed))

@@ -97,10 +97,12 @@ def run(config: BenchConfig, scratch: Path) -> Outcome:
     with contextlib.redirect_stdout(io.StringIO()):
         corpus = Text(source=str(scratch / "corpus"))
         prepare(PrepareConfig(corpus, store=str(scratch / "whole"), num_workers=0, segment_length=256, part_bytes=8000))
-    whole, store = contents(scratch / "whole"), scratch / "store"
+    whole = contents(scratch / "whole")
+    store = scratch / "store"
     words = ["text", "--source", str(scratch / "corpus"), "--store", str(store), "--num-workers", "2"]
     words += ["--segment-length", "256", "--part-bytes", "8000"]
-    generator, outcome = random.Random(config.seed), Outcome(Counter())
+    generator = random.Random(config.seed)
+    outcome = Outcome(Counter())
     committed: dict[Path, tuple[int, int]] = {}
     sessions: list[int] = []
     while True:
@@ -140,7 +142,9 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
     moment = generator.choice(["starting", "after some parts", "after some parts", "renaming", "renaming"])
     victim = generator.choice(["command", "worker", "raylet"] if moment == "after some parts" else ["command"])
     ledger = folder / "ledger"
-    seen, parts, delay = count(ledger), generator.randrange(1, 40), generator.uniform(0, 5)
+    seen = count(ledger)
+    parts = generator.randrange(1, 40)
+    delay = generator.uniform(0, 5)
     start = time.monotonic()
     while process.poll() is None:
         if moment == "starting" and time.monotonic() - start > delay:

@@ -244,10 +244,12 @@ def whole(task: Task, tokenizer: str, store: Path, num_workers: int = 2) -> Meas
     config = PrepareConfig(
         task.corpus, store=str(store), tokenizer=tokenizer, splits=task.splits, num_workers=num_workers
     )
-    before, start = cpu_seconds(), time.perf_counter()
+    before = cpu_seconds()
+    start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         manifests = prepare(config)
-    seconds, cpu = time.perf_counter() - start, cpu_seconds() - before
+    seconds = time.perf_counter() - start
+    cpu = cpu_seconds() - before
     files = [path for split in task.splits for path in (config.folder / split).rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     ids = sum(manifest.token_bytes for manifest in manifests.values())

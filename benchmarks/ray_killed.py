@@ -44,7 +44,8 @@ def main() -> int:
                 f"{victim} was killed: the command ended {seconds:.0f} s later with status {status}, and said:\n  {said}"
             )
             again, told, _ = train([*words, "--run", name], root, None)
-            expected, found = final_tensors(root / "calm", STEPS), final_tensors(root / name, STEPS)
+            expected = final_tensors(root / "calm", STEPS)
+            found = final_tensors(root / name, STEPS)
             differences = [key for key in expected if found.get(key) != expected[key]]
             differences += ["curve"] if curve(root / name) != curve(root / "calm") else []
             resumed = re.search(r"resumes from step \d+", worker_log(root / name))
@@ -65,7 +66,8 @@ def worker_log(run: Path) -> str:
 
 def train(words: list[str], root: Path, victim: str | None) -> tuple[int, str, float]:
     """Run the command, and kill Ray's ``victim`` on the way. Returns its status, its last lines, and its seconds after the kill."""
-    log, began = root / "said", time.monotonic()
+    log = root / "said"
+    began = time.monotonic()
     run = root / words[words.index("--run") + 1]
     with open(log, "w") as file:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

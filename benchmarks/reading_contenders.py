@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROW, BATCH = 4096, 16
+ROW = 4096
+BATCH = 16
 
 
 def rows_of(folder):
@@ -149,7 +150,8 @@ def litdata(folder):
 
 
 def main():
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
+    folder = Path(sys.argv[2])
     torch.set_num_threads(1)
     if sys.argv[3:] == ["make"]:
         shutil.rmtree(folder / name, ignore_errors=True)

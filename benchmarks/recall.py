@@ -69,7 +69,8 @@ def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
     figure = Figure(figsize=(8.5, 4.5), layout="constrained")
     axes = figure.add_subplot()
     for number, (name, recalls) in enumerate(results.items()):
-        colour, short = f"C{number}", name.removeprefix("recall-")
+        colour = f"C{number}"
+        short = name.removeprefix("recall-")
         axes.plot(list(recalls), [100 * r.names for r in recalls.values()], "o-", color=colour, label=short)
         cleared = [100 * r.names_cleared for r in recalls.values() if r.names_cleared is not None]
         if cleared:

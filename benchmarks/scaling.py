@@ -30,8 +30,10 @@ Part = Literal["prepare", "workers", "gpus", "lanes"]
 
 # PG-19's train split as released: books and words (Rae et al. 2020, table 1). Tokens and bytes for each word, and the spread of the
 # lengths, are those of the release's books in results/data, with the authors' 32k pieces (85 books of the split).
-BOOKS, WORDS = 28_602, 1_973_136_207
-TOKENS_PER_WORD, BYTES_PER_WORD = 5_115_530 / 3_558_566, 20_797_542 / 3_558_566
+BOOKS = 28_602
+WORDS = 1_973_136_207
+TOKENS_PER_WORD = 5_115_530 / 3_558_566
+BYTES_PER_WORD = 20_797_542 / 3_558_566
 LOG_SIGMA = 1.12
 """Standard deviation of the logarithm of a book's words, in the 85 books of the train split that were measured."""
 
@@ -100,7 +102,8 @@ def prepare(config: BenchConfig) -> None:
 def workers(config: BenchConfig) -> None:
     for name in config.presets:
         preset = PRESETS[name]
-        cost, state = preset.model.costs(config.vocab), preset.model.state_bytes(config.vocab)
+        cost = preset.model.costs(config.vocab)
+        state = preset.model.state_bytes(config.vocab)
         weights = 4 * cost.parameters
         optimizer = optimizer_bytes(preset, config.vocab)
         print(
@@ -177,7 +180,8 @@ def lanes(config: BenchConfig) -> None:
     )
 
     def make() -> TrainingLanes:
-        lanes, block = config.lanes, config.block
+        lanes = config.lanes
+        block = config.block
         return TrainingLanes(
             lengths, lanes=lanes, segment_length=config.segment_length, block=block, seed=0, fingerprint="x"
         )

@@ -68,7 +68,8 @@ class Meter:
             values = [r[column] for r in self.readings if r[1] == 0 and least * end <= r[0] <= most * end]
             return statistics.median(values) if values else float("nan")
 
-        early, late = (0.2, 0.4), (0.8, 1.0)
+        early = (0.2, 0.4)
+        late = (0.8, 1.0)
         return (
             f"memory {median(*early, 2):.0f} MB, at the end {median(*late, 2):.0f} MB; "
             f"open files {median(*early, 3):.0f}, at the end {median(*late, 3):.0f}"
@@ -115,7 +116,10 @@ def same_metrics(disturbed: list[Point], calm: list[Point], last: int) -> bool:
 
 def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, Meter]:
     """Train under kills, then stop. Returns the kills, the steps that were made again, and the meter."""
-    end, kills, again, meter = time.monotonic() + 60 * config.minutes, 0, 0, Meter()
+    end = time.monotonic() + 60 * config.minutes
+    kills = 0
+    again = 0
+    meter = Meter()
     while True:
         furthest = reached(root / "soak")
         with Group(words, 2, root / "soak.log") as group:

@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 
-UNKNOWN, NOWHERE = "--zzz", "nowhere/at-all"
+UNKNOWN = "--zzz"
+NOWHERE = "nowhere/at-all"
 WORDS = {
     "prepare": ["--help", "python-source --help", f"python-source {UNKNOWN}", "python-sourc"],
     "inspect": ["--help", UNKNOWN, NOWHERE],
@@ -43,7 +44,9 @@ WORDS = {
 
 def measured(command: list[str], times: int, folder: str) -> tuple[float, float, int]:
     """The least CPU seconds and the least wall seconds of a command, and its exit status."""
-    cpu, wall, status = [], [], 0
+    cpu = []
+    wall = []
+    status = 0
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "COLUMNS": "120"}
     for _ in range(times):
         began = time.perf_counter()

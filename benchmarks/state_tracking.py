@@ -105,7 +105,8 @@ def read(task: str, model: str, seed: int, training: Training) -> Result | None:
     if found is None:
         return None
     score = found.carried
-    tokens, errors = np.array(score.bucket_tokens), np.array(score.bucket_errors)
+    tokens = np.array(score.bucket_tokens)
+    errors = np.array(score.bucket_errors)
     kept = np.flatnonzero(tokens)
     return Result(
         task, model, seed, found.parameters, found.train_tokens, score.error_rate,

@@ -67,7 +67,8 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
         raise UserError(f"--only names none of {', '.join(contenders(name, config.compile))}")
     rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
-    size, configs = SIZES[name], model_configs(name)
+    size = SIZES[name]
+    configs = model_configs(name)
     print(
         f"{name}: d {size['d_model']}, {size['layers']} layers (slide, xl and memorizing: one more), window {size['window']}, "
         f"segment {SEGMENT[name]}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"

@@ -68,7 +68,8 @@ def step(training: Training, data: DataConfig) -> float:
 
 def phase(training: Training, data: DataConfig, tracker: Tracker, steps: int, log_every: int) -> tuple[float, float]:
     """Seconds of a step, and processor seconds of all other threads in a step."""
-    began, others = time.perf_counter(), time.process_time() - time.thread_time()
+    began = time.perf_counter()
+    others = time.process_time() - time.thread_time()
     for number in range(1, steps + 1):
         loss = step(training, data)
         if number % log_every == 0:

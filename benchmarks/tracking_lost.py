@@ -44,7 +44,9 @@ def silence(server: Server, root: Path, seconds: float) -> bool:
     config = TrackingConfig(uri=server.uri, experiment="silence", system_metrics="off", patience=120)
     tracker = Tracker.start(config, root, root / "run", "run", {}, {})
     wait_until(lambda: tracker.run_id, 60)
-    longest, steps, began = 0.0, 0, time.monotonic()
+    longest = 0.0
+    steps = 0
+    began = time.monotonic()
     stopped = woken = 0.0
     while not woken or time.monotonic() < woken + 5:
         steps += 1
@@ -67,7 +69,8 @@ def silence(server: Server, root: Path, seconds: float) -> bool:
     with sqlite3.connect(root / "mlflow.db") as database:
         query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = 'a' ORDER BY rowid"
         order = [step for (step,) in database.execute(query, (run_id,))]
-    there, ordered = got == whole, order == sorted(order)
+    there = got == whole
+    ordered = order == sorted(order)
     print(
         f"silent for {seconds:.0f} s: {steps} points of two metrics, {'all there, each once' if there else 'NOT ALL THERE'}, "
         f"{'in order' if ordered else 'NOT IN ORDER'}; the longest call of log took {longest * 1e3:.1f} ms, "

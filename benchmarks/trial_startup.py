@@ -76,7 +76,8 @@ def ray_processes(command: list[str]) -> tuple[int, int]:
             with contextlib.suppress(psutil.Error):
                 if "ray::" in " ".join(child.cmdline()[:1]):
                     held.append(child.memory_full_info().uss >> 20)
-        most, memory = max(most, len(held)), max(memory, sum(held))
+        most = max(most, len(held))
+        memory = max(memory, sum(held))
         time.sleep(1)
     assert process.returncode == 0
     return most, memory

@@ -169,7 +169,8 @@ def in_mlflow(root: Path) -> list[str]:
     """Records of either sweep that MLflow lacks: parent, children, statuses, or a point of a curve."""
     from mlflow import MlflowClient
 
-    client, wrong = MlflowClient(f"sqlite:///{root / 'mlflow.db'}"), []
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    wrong = []
     runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     for sweep in ("calm", "killed"):
         parents = [run for run in runs if run.info.run_name == sweep]

@@ -68,7 +68,8 @@ class Sleeps(TrialActor):
     """A trial that trains nothing."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._done, self._slept = 0, []
+        self._done = 0
+        self._slept = []
         return True
 
     def step(self) -> dict[str, Any]:
@@ -138,13 +139,17 @@ class Watch:
     """The driver's CPU time and memory, as trials end."""
 
     def __init__(self, sweep: Any) -> None:
-        self._sweep, self._over, self._me = sweep, threading.Event(), psutil.Process()
-        self._began, self._first = time.monotonic(), sum(self._me.cpu_times()[:2])
+        self._sweep = sweep
+        self._over = threading.Event()
+        self._me = psutil.Process()
+        self._began = time.monotonic()
+        self._first = sum(self._me.cpu_times()[:2])
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        every, told = max(1, len(self._sweep.trials) // 10), 0
+        every = max(1, len(self._sweep.trials) // 10)
+        told = 0
         while not self._over.wait(0.5):
             ended = sum(trial.over for trial in self._sweep.trials.values())
             if ended >= told + every:
@@ -152,7 +157,8 @@ class Watch:
                 self.tell(ended)
 
     def tell(self, ended: int) -> None:
-        used, memory = sum(self._me.cpu_times()[:2]) - self._first, self._me.memory_info().rss >> 20
+        used = sum(self._me.cpu_times()[:2]) - self._first
+        memory = self._me.memory_info().rss >> 20
         wall = time.monotonic() - self._began
         print(
             f"{ended:6,} trials, {wall:5.0f} s: driver {1e3 * used / ended:.0f} ms of CPU a trial, {memory} MB",
@@ -172,7 +178,8 @@ def busy(slept: list[tuple[int, list[tuple[float, float]]]], at_once: int) -> No
         firsts[process] = min(firsts.get(process, math.inf), sleeps[0][0])
     assert len(firsts) == at_once, f"{len(firsts)} processes on {at_once} CPUs"
     begins = sorted(sleeps[0][0] for _, sleeps in slept)
-    first, last = max(firsts.values()), begins[-1]
+    first = max(firsts.values())
+    last = begins[-1]
     inside = [(max(began, first), min(ended, last)) for _, sleeps in slept for began, ended in sleeps]
     share = sum(max(0.0, ended - began) for began, ended in inside) / (at_once * (last - first))
     rate = sum(begin > first for begin in begins) / (last - first)

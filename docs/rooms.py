@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = tuple(name for name in pipelines.PACKAGES if name != "pipelines")
 SCRIPTS = "commands"
 LIBRARIES = {"torch": "C3", "ray": "C0", "mlflow": "C2", "transformers": "C4"}
-WIDTH, HEIGHT, COLUMN, ROW = 2.75, 1.2, 3.0, 1.9
+WIDTH = 2.75
+HEIGHT = 1.2
+COLUMN = 3.0
+ROW = 1.9
 COLUMNS = {
     **{SCRIPTS: 0, "sweeps": 0, "studies": 1},
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
@@ -174,7 +177,8 @@ def draw(rooms: dict[str, Room], path: Path) -> None:
         draw_room(axes, room, x, y)
         for other in sorted(room.imports - implied(rooms, name)):
             to_x, to_y = found[other]
-            above, onto = (x, y - HEIGHT / 2), (to_x, to_y + HEIGHT / 2)
+            above = (x, y - HEIGHT / 2)
+            onto = (to_x, to_y + HEIGHT / 2)
             axes.add_patch(
                 FancyArrowPatch(above, onto, arrowstyle="-|>", mutation_scale=11, color="0.3", linewidth=1.2)
             )

@@ -67,7 +67,8 @@ class Page:
     """A tab of the browser, over its DevTools socket."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket, self._sent = socket, 0
+        self._socket = socket
+        self._sent = 0
 
     async def command(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and wait for its answer. Raises RuntimeError with the browser's message when it fails."""
@@ -173,7 +174,8 @@ async def shoot(port: int, options: argparse.Namespace) -> str:
             while calm < 4:  # a second without a placeholder: charts come in one by one
                 calm = calm + 1 if await page.evaluate(drawn) else 0
                 if time.monotonic() > deadline:
-                    charts, pending = await page.evaluate(COUNT_CHARTS), await page.evaluate(COUNT_PENDING)
+                    charts = await page.evaluate(COUNT_CHARTS)
+                    pending = await page.evaluate(COUNT_PENDING)
                     raise TimeoutError(
                         f"{options.url}: {charts} charts and {pending} spinners after {options.timeout:.0f} seconds"
                     )

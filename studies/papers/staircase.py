@@ -295,7 +295,9 @@ def row_of_figure_2(label: str, steps: int) -> Row:
 
 CURVES = "For tasks other than Reddit the paper has curves alone, without numbers."
 
-VALIDATION, TEST, TIME = "validation ppl", "test ppl", "batch time, ms"
+VALIDATION = "validation ppl"
+TEST = "test ppl"
+TIME = "batch time, ms"
 FORWARD_ROWS: dict[str, tuple[str, tuple[float, float]]] = {
     "Cached Staircase, forward size 32": ("cached-staircase-chunk-32", (26.4, 489)),
     "Cached Staircase, forward size 64": ("cached-staircase-chunk-64", (26.4, 318)),
