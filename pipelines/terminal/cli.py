@@ -204,11 +204,7 @@ def parse(
 
 
 def check_values(config: object, group: str = "") -> None:
-    """Raise UserError for a value that its type allows and nothing here can use.
-
-    Args:
-        group: prefix of the names of its options, such as ``data.``.
-    """
+    """Raise UserError for a value that its type allows and nothing here can use. ``group``: prefix of its options, as ``data.``."""
     if not dataclasses.is_dataclass(config):
         return
     for field in dataclasses.fields(config):

@@ -42,7 +42,7 @@ def scored(text_folder: Path, tmp_path: Path, request: pytest.FixtureRequest) ->
     checkpoint = find_checkpoint(train("--steps", "5", "--validate-every", "0", "--optim.lr", "1e-1"))
     split = SegmentStore.open(tmp_path / "store", "text", "validation")
     assert np.count_nonzero(split.lengths <= SEGMENT) == 2
-    sizes: dict[str, Any] = {"where": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shards": 1}
+    sizes: dict[str, Any] = {"reset": SEGMENTS, "lanes": 3, "segment_length": SEGMENT, "shards": 1}
     return Scoring(checkpoint, config_of(checkpoint), split, WAYS, **sizes, folder=tmp_path / "partial")
 
 

@@ -189,8 +189,8 @@ def test_every_token_is_there_once_and_sums_to_the_score(trained: Path, store: P
         path = tmp_path / f"{lanes}.arrow"
         with TokenLosses.make(path, split, {"lanes": lanes}) as nats:
             sizes: dict[str, Any] = {"lanes": lanes, "segment_length": 32, "shards": lanes}
-            where: dict[str, Any] = {"where": SEGMENTS, "folder": nats.parent}
-            scoring = Scoring(checkpoint, model, split, ("nothing",), **sizes, **where)
+            place: dict[str, Any] = {"reset": SEGMENTS, "folder": nats.parent}
+            scoring = Scoring(checkpoint, model, split, ("nothing",), **sizes, **place)
             losses = replace(scoring.reading, sink=partial(token_nats, nats, split.lengths))
             losses.read(1, lambda _: None)
         [score] = replace(scoring, folder=tmp_path / "sums").scores(1, lambda _: None)
