@@ -93,10 +93,11 @@ class StudyFolder:
         """``data`` with this folder's corpus and options in place of its own."""
         if self.corpus and data.tokenizer:
             data = replace(data, corpus=self.corpus, options=())
-        given = self.options.get(data.corpus, {})
-        return data.with_options({name: value for name, value in given.items() if name not in FILES})
+        values = self.options.get(data.corpus, {})
+        return data.with_options({name: value for name, value in values.items() if name not in FILES})
 
     def store(self, data: Data) -> Path:
+        """The folder of the store of ``data``, which holds one for each corpus."""
         return data.store(self.stores or self.root / "stores")
 
     def is_prepared(self, data: Data) -> bool:
@@ -105,8 +106,8 @@ class StudyFolder:
     def preparation_job(self, data: Data) -> Job:
         """The command that prepares ``data``. FOLDER stands for a source that must be given, FILE for metadata."""
         needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
-        given = self.sources.get(data.corpus, "FOLDER" if needs else "")
-        source = ("--source", given) if given else ()
+        path = self.sources.get(data.corpus, "FOLDER" if needs else "")
+        source = ("--source", path) if path else ()
         files = {name: value for name, value in self.options.get(data.corpus, {}).items() if name in FILES}
         if "--subject" in data.options:
             files = {"metadata": "FILE", **files}
@@ -122,25 +123,30 @@ class StudyFolder:
     def training(self, run: Run, seed: int) -> Training:
         """The training of ``run`` with this seed. Raises UserError for a field that the preset lacks, and conflicting values."""
         data = self.data(run.data)
-        decide = {key for key in self.set if key in DECIDE_THE_BEST} if run.checkpoint == "best" else set()
-        named = {
-            key: value for key, value in {**run.fields, **self.set}.items() if key in decide or not may_change(key)
+        values = {
+            **run.fields,
+            **self.set,
+            "data.store": str(self.store(data)),
+            "data.corpus": data.corpus,
+            "root": str(self.root),
+            "seed": seed,
+            "run": self.training_name(run, seed),
         }
-        changed = [f"{key.rpartition('.')[2]}-{value}" for key, value in named.items()]
-        by_default = replace(self, options={}).data(run.data).options
-        chosen = data.options if data.options != by_default else ()
-        words = (
-            run.preset,
-            data.corpus,
-            data.tokenizer,
-            *(word.lstrip("-") for word in chosen),
-            *changed,
-            f"seed-{seed}",
-        )
-        name = cli.file_name("-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word))
-        where = {"data.store": str(self.store(data)), "data.corpus": data.corpus, "root": str(self.root)}
-        values = {**run.fields, **self.set, **where, "seed": seed, "run": name}
         return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.checkpoint)
+
+    def training_name(self, run: Run, seed: int) -> str:
+        """The name of a training: its preset, its data, and the fields by which its weights differ from the preset's."""
+        data = self.data(run.data)
+        by_default = replace(self, options={}).data(run.data)
+        corpus_words = data.options if data.options != by_default.options else ()
+        differing = []
+        for key, value in {**run.fields, **self.set}.items():
+            decides_best = run.checkpoint == "best" and key in self.set and key in DECIDE_THE_BEST
+            if decides_best or not may_change(key):
+                differing.append(f"{key.rpartition('.')[2]}-{value}")
+        words = [run.preset, data.corpus, data.tokenizer, *(word.lstrip("-") for word in corpus_words), *differing]
+        words.append(f"seed-{seed}")
+        return cli.file_name("-".join(re.sub(r"[^\w.]+", "-", word) for word in words if word))
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,13 @@ class Training:
             seconds = steps * per_step / (rate or ASSUMED_RATE)
         # Weights, gradients and first moments; AdamW has second ones.
         copies = 3 if self.config.optim.name == "adafactor" else 4
-        return Cost(parameters, steps * self.config.tokens_per_step, steps * per_step, 4 * copies * parameters, seconds)
+        return Cost(
+            parameters=parameters,
+            tokens=steps * self.config.tokens_per_step,
+            flops=steps * per_step,
+            bytes=4 * copies * parameters,
+            seconds=seconds,
+        )
 
     def vocab_size(self) -> int:
         """The store's number of ids; before there is a store, the number that its tokenizer will have."""
@@ -311,8 +323,8 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
         for failed in run_jobs(jobs, at_once, trainings[0].study.record):
             raise UserError(f"{failed.name} failed: see {failed.log}")
 
-    data = {each.data: each.study for each in trainings}
-    run_all([place.preparation_job(of) for of, place in data.items() if not place.is_prepared(of)], 1)
+    studies = {each.data: each.study for each in trainings}
+    run_all([study.preparation_job(data) for data, study in studies.items() if not study.is_prepared(data)], 1)
     run_all([each.job() for each in trainings if not each.is_done()], at_once)
     if scored:
         run_all([each.evaluation_job({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
