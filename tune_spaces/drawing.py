@@ -128,33 +128,39 @@ class Searcher:
         self._seed = seed
         self._labels = {key: list(map(str, range(len(d)))) for key, d in domains.items() if isinstance(d, Categorical)}
         space = {**domains, **{key: tune.choice(labels) for key, labels in self._labels.items()}}
-        path, needs = SEARCHERS.get(name, (name, ""))
-        if not all(map(find_spec, needs.split())):
+        path, packages = SEARCHERS.get(name, (name, ""))
+        if not all(map(find_spec, packages.split())):
             raise ValueError(
-                f"--search {name} needs packages that are not installed: pip install {needs}, or --search random"
+                f"--search {name} needs packages that are not installed: pip install {packages}, or --search random"
             )
         self._left = list(drawn)
         self._drawn: set[str] = set()
         """Trials that the searcher has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
-        kind, given = kind_of(path)
-        for talker in ("optuna", "hpbandster", "ray.tune.search"):  # imported now: Optuna sets its own level
-            logging.getLogger(talker).setLevel(logging.ERROR)
-        asked = given.pop("points_to_evaluate", [])
-        if not isinstance(asked, list) or not all(
-            isinstance(point, dict) and point.keys() <= domains.keys() for point in asked
-        ):
-            raise ValueError(
-                f"{name}: write points_to_evaluate as [{{field: value, …}}, …] of this sweep's: {', '.join(domains)}"
-            )
-        points = [self._point(draw.values) for draw in drawn]
-        points += [{key: self._labelled(key, point[key]) for key in point} for point in asked][len(points) :]
+        kind, arguments = kind_of(path)
+        for logger in ("optuna", "hpbandster", "ray.tune.search"):  # imported now: Optuna sets its own level
+            logging.getLogger(logger).setLevel(logging.ERROR)
+        points = self._points(name, arguments.pop("points_to_evaluate", []), drawn)
         if points and "points_to_evaluate" in inspect.signature(kind).parameters:
-            given["points_to_evaluate"] = points
+            arguments["points_to_evaluate"] = points
             seed += len(drawn)  # these take no random numbers: the same seed would draw them again after them
         seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each class has its own name for it
-        self._search = make(path, search.Searcher, instead, given, space=space, metric=METRIC, mode="min", **seeds)
+        self._search = make(path, search.Searcher, instead, arguments, space=space, metric=METRIC, mode="min", **seeds)
         self._search.set_search_properties(METRIC, "min", space)  # a searcher that has them already ignores this
+
+    def _points(self, name: str, written: Any, drawn: Sequence[Draw]) -> list[dict[str, Any]]:
+        """The points that the searcher ``name`` evaluates first: its earlier draws, then those ``written`` with its name that
+        it has not drawn yet. Raises ValueError where these are no points of this sweep.
+        """
+        if not isinstance(written, list) or not all(
+            isinstance(point, dict) and point.keys() <= self._domains.keys() for point in written
+        ):
+            raise ValueError(
+                f"{name}: write points_to_evaluate as [{{field: value, …}}, …] of this sweep's: {', '.join(self._domains)}"
+            )
+        points = [self._point(draw.values) for draw in drawn]
+        labelled = [{key: self._labelled(key, point[key]) for key in point} for point in written]
+        return points + labelled[len(points) :]
 
     def _point(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """A trial's values in the searcher's form: by joint keys, categories as labels."""
@@ -204,13 +210,13 @@ class Searcher:
     def result(self, trial: str, time: int, value: float) -> None:
         """Pass on a trial's metric after ``time`` tokens."""
         if trial in self._drawn:
-            self._search.on_trial_result(trial, self._told(time, value))
+            self._search.on_trial_result(trial, self._result(time, value))
 
     def complete(self, trial: str, time: int, value: float | None) -> None:
         """Pass on the end of a trial, with its metric after ``time`` tokens; ``value`` is None if it failed."""
-        told = None if value is None else self._told(time, value)
+        result = None if value is None else self._result(time, value)
         if trial in self._drawn:
-            self._search.on_trial_complete(trial, told, error=told is None)
+            self._search.on_trial_complete(trial, result, error=result is None)
 
     def pause(self, trial: str) -> None:
         """Pass on to TuneBOHB that the scheduler HyperBandForBOHB has paused a trial."""
@@ -223,5 +229,6 @@ class Searcher:
             self._search.on_unpause(trial)
 
     @staticmethod
-    def _told(time: int, value: float) -> dict[str, Any]:
+    def _result(time: int, value: float) -> dict[str, Any]:
+        """A result in the form that Tune's searchers take."""
         return {METRIC: value, "training_iteration": time, "hyperband_info": {"budget": time}}
