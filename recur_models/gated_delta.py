@@ -25,10 +25,12 @@ from recur_models.mixer import (
     ShortConvolution,
     Sizes,
     chunk_costs,
-    decay_between,
+    cumulative,
     decay_of_state,
     initial_log_rate,
     initial_step_bias,
+    log_decay_between,
+    log_decay_to_end,
     without_autocast,
 )
 from recur_models.protocol import State
@@ -62,15 +64,15 @@ def gated_delta_rule(
     chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     fresh_BN = chunks.fresh(fresh_BK, q)
     q, k, v, log_decay, beta = (chunks.split(x) for x in (q, k, v, log_decay, beta))
-    sum_BHNC = log_decay.cumsum(-1)  # b
-    between = decay_between(sum_BHNC)
+    sum_BHNC, rest_BHNC = cumulative(log_decay)  # b
+    between = log_decay_between(sum_BHNC, rest_BHNC).exp_()  # the share of token j's writing that is left at token i
     from_start, chunk_decay = decay_of_state(sum_BHNC, fresh_BN)
     # The chunk writes W: (I + A) W = β (V − exp(b) K S), with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
     beta_k = k * beta[..., None]
     inverse: Tensor = UnitLowerInverse.apply((beta_k @ k.transpose(-1, -2)) * between)
     q = q * k.shape[-1] ** -0.5
     scores = (q @ k.transpose(-1, -2)) * between
-    k_to_end = k * (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
+    k_to_end = k * log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
     loop = (v * beta[..., None], beta_k * from_start, inverse, k_to_end.transpose(-1, -2), chunk_decay)
     state = initial_state.to(q.dtype).flatten(0, 1)
     states = []

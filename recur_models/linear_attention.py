@@ -23,8 +23,10 @@ from recur_models.mixer import (
     RecurrentMixer,
     Sizes,
     chunk_costs,
-    decay_between,
+    cumulative,
     decay_of_state,
+    log_decay_between,
+    log_decay_to_end,
     split_qkv_gate,
     without_autocast,
 )
@@ -57,10 +59,11 @@ def decayed_attention(
     G = q.shape[2]
     chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
-    sum_BHNC = log_decay.cumsum(-1)  # b
+    sum_BHNC, rest_BHNC = cumulative(log_decay)  # b
     from_start, chunk_decay = decay_of_state(sum_BHNC, chunks.fresh(fresh_BK, q))
-    to_end = (sum_BHNC[..., -1:] - sum_BHNC).exp()[..., None]
-    scores = (q @ k.transpose(-1, -2))[:, :, None] * decay_between(sum_BHNC).unflatten(1, (G, -1))
+    to_end = log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
+    between = log_decay_between(sum_BHNC, rest_BHNC).exp_()  # the share of token j's writing that is left at token i
+    scores = (q @ k.transpose(-1, -2))[:, :, None] * between.unflatten(1, (G, -1))
     added = k.transpose(-1, -2) @ by_group(v * to_end, G).flatten(-2)
     added = added.unflatten(-1, (-1, v.shape[-1]))
     before, state = states_before_chunks(added, by_group(chunk_decay, G), by_group(initial_state, G))

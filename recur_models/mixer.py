@@ -284,11 +284,29 @@ def masked_later(C: int, like: Tensor) -> Tensor:
     return torch.full((C, C), float("-inf"), dtype=like.dtype, device=like.device).triu(1)
 
 
-def decay_between(sum_BHNC: Tensor) -> Tensor:
-    """The share of token j's writing that is left at token i: exp(b_i − b_j) for i ≥ j, else 0 [B, H, N, C, C]. ``sum_BHNC``: the
-    cumulative log decays b."""
+def cumulative(log_decay_BHNC: Tensor) -> tuple[Tensor, Tensor]:
+    """The cumulative log decays b [B, H, N, C], and what rounding leaves out of them, without a gradient.
+
+    After a token that forgets much, b is large, and so is its rounding; but b_i − b_j is small between tokens that forget little.
+    """
+    sum_BHNC = log_decay_BHNC.cumsum(-1)
+    with torch.no_grad():
+        rest_BHNC = (log_decay_BHNC.double().cumsum(-1) - sum_BHNC.double()).to(sum_BHNC.dtype)
+    return sum_BHNC, rest_BHNC
+
+
+def log_decay_between(sum_BHNC: Tensor, rest_BHNC: Tensor) -> Tensor:
+    """b_i − b_j for i ≥ j, else −∞ [B, H, N, C, C]; arguments from `cumulative`."""
     difference = sum_BHNC[..., :, None] + (-sum_BHNC)[..., None, :]
-    return difference.add_(masked_later(sum_BHNC.shape[-1], difference)).exp_()
+    with torch.no_grad():
+        further = rest_BHNC[..., :, None] - rest_BHNC[..., None, :]
+        further += masked_later(sum_BHNC.shape[-1], further)
+    return difference.add_(further)
+
+
+def log_decay_to_end(sum_BHNC: Tensor, rest_BHNC: Tensor) -> Tensor:
+    """b at the chunk's last token less b_j [B, H, N, C]; arguments from `cumulative`."""
+    return (sum_BHNC[..., -1:] - sum_BHNC) + (rest_BHNC[..., -1:] - rest_BHNC)
 
 
 def decay_of_state(sum_BHNC: Tensor, fresh_BN: Tensor) -> tuple[Tensor, Tensor]:

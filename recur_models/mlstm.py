@@ -18,8 +18,10 @@ from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
     Sizes,
+    cumulative,
     decay_of_state,
-    masked_later,
+    log_decay_between,
+    log_decay_to_end,
     split_qkv_gate,
     without_autocast,
 )
@@ -65,10 +67,9 @@ def matrix_memory(
     q, k, v, log_forget = (chunks.split(x) for x in (q, k, v, log_forget))
     v = nn.functional.pad(v, (0, 1), value=1.0)
     input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
-    sum_BHNC = log_forget.cumsum(-1)  # b
-    # Token j's writing has the weight exp(b_i + ĩ_j − b_j) at token i of its chunk.
-    relative_BHNC = input_BHNC - sum_BHNC
-    highest_BHNC = sum_BHNC + relative_BHNC.cummax(-1).values
+    sum_BHNC, rest_BHNC = cumulative(log_forget)  # b
+    # Token j's writing has the weight exp(b_i − b_j + ĩ_j) at token i of its chunk.
+    highest_BHNC = sum_BHNC + (input_BHNC - sum_BHNC).cummax(-1).values
     scale = initial_scale.to(q.dtype)
     scales = []
     for fresh_B, sum_BH, highest_BH in zip(
@@ -78,9 +79,9 @@ def matrix_memory(
         scale = torch.maximum(scales[-1] + sum_BH, highest_BH)
     carried_BHNC = sum_BHNC + torch.stack(scales, 2)[..., None]
     scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)
-    log_weights = (sum_BHNC - scale_BHNC)[..., :, None] + relative_BHNC[..., None, :]
-    weights = log_weights.add_(masked_later(chunks.size, log_weights)).exp_()
-    to_end = (sum_BHNC[..., -1:] + relative_BHNC - scale_BHNC[..., -1:]).exp()[..., None]
+    log_weights = log_decay_between(sum_BHNC, rest_BHNC) + (input_BHNC[..., None, :] - scale_BHNC[..., :, None])
+    weights = log_weights.exp_()
+    to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - scale_BHNC[..., -1:])).exp()[..., None]
     added = (k * to_end).transpose(-1, -2) @ v
     from_start, chunk_decay = decay_of_state(carried_BHNC - scale_BHNC, fresh_BN)
     before_BHNEV, state = states_before_chunks(added, chunk_decay, initial_state)

@@ -92,6 +92,31 @@ def test_the_delta_rule_writes_what_a_key_lacks() -> None:
     torch.testing.assert_close(after, S, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["delta", "decayed", "matrix"])
+def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: str) -> None:
+    """In float32 as in float64, though cumulative log decays are in the hundreds: one token in ten forgets much."""
+    torch.manual_seed(0)
+    share = torch.rand(B, 300, H)
+    forgets = torch.rand(B, 300, H) < 0.1
+    log_decay = torch.where(forgets, -100 * share, -0.01 * share)
+    q, k = (unit_norm(torch.randn(B, 300, H, E)) for _ in range(2))
+    v = torch.randn(B, 300, H, V)
+    beta = torch.rand(B, 300, H)
+    state = torch.randn(B, H, E, V)
+
+    def made(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        queries, keys, values, decays, gates, before = (x.to(dtype) for x in (q, k, v, log_decay, beta, state))
+        if rule == "delta":
+            return gated_delta_rule(queries, keys, values, decays, gates, before)
+        if rule == "decayed":
+            return decayed_attention(queries, keys, values, decays, before)
+        both = torch.cat([before, before[..., :1].abs()], -1)
+        return matrix_memory(queries, keys, values, gates, decays, both, both.new_zeros(B, H))[:1]
+
+    for single, double in zip(made(torch.float32), made(torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, rtol=3e-6, atol=3e-6)
+
+
 def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
     q, k, v, log_decay, _, state = (tensor.detach() for tensor in inputs(3).values())
     outputs, S = [], state
