@@ -229,7 +229,7 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     swept, domains = many(tmp_path, 3)
     sweep = planned(swept, domains)
     room: Any = SimpleNamespace(at_once=lambda: 2, use_gpu=False)
-    tracking: Any = SimpleNamespace(below=lambda run: run)
+    tracking: Any = SimpleNamespace(as_child=lambda run: run)
     stop = Stop(sweep.folder)
     stop.ask()
     tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Ends)
@@ -262,7 +262,7 @@ def test_a_kept_worker_that_cannot_take_a_trial_loses_none(tmp_path: Path) -> No
     swept, domains = many(tmp_path, 3)
     sweep = planned(swept, domains)
     room: Any = SimpleNamespace(at_once=lambda: 1, use_gpu=False)
-    tracking: Any = SimpleNamespace(below=lambda run: run)
+    tracking: Any = SimpleNamespace(as_child=lambda run: run)
     stop = Stop(sweep.folder)
     with pytest.raises(UserError, match=r"trial 00\d: .*the bucket is silent"):
         tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Refuses)
