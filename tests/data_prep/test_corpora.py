@@ -396,3 +396,14 @@ def test_bytes_need_the_bytes_tokenizer(make_config, monkeypatch: pytest.MonkeyP
 def test_summary_says_what_was_skipped(make_config, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(make_config(corpus=Mixed((("a", "words", 1200), ("b", "PDF", 0))), splits=("test",)))
     assert "test: skipped 1 PDF only, 1,200 vendored" in capsys.readouterr().out
+
+
+def test_names_at_the_bounds_keep_their_split() -> None:
+    """Their hashes leave 85, 86, 92 and 93."""
+    assert [split_of(f"name {i}") for i in (58, 117, 79, 12)] == ["train", "validation", "validation", "test"]
+
+
+def test_every_blank_that_python_knows_separates_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "SHORT_TEXT", 0)
+    blanks = "".join(c for c in map(chr, range(0x110000)) if c.isspace())
+    assert tally("a" + "a".join(blanks) + "a")[1] == len(blanks) + 1

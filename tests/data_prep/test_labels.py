@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +148,25 @@ def test_symbols_are_ids_in_their_order(tmp_path: Path) -> None:
     for symbols, said in ((("a b",), "without blanks"), ((NOTHING,), "not '_'"), (("a", "a"), "2 symbols 1 differ")):
         with pytest.raises(TokenizerError, match=said):
             SymbolsTokenizer(symbols)
+
+
+def test_ids_and_targets_that_no_document_can_have(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault of the writer would leave them."""
+    config = make_config(corpus=Task(), segment_length=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "IGNORED", 0)
+        prepare(config)
+    folder = config.folder / "train"
+
+    def faults() -> list[str]:
+        return verify_split(Place.parse(folder), lambda size: None)
+
+    assert any("has a target in the padding after a document" in fault for fault in faults())
+    path = folder / "manifest.json"
+    manifest = Manifest.from_json(path.read_bytes(), "x")
+    store = SegmentStore.open(folder)
+    highest = max(int(store.tokens(i, 0, n).max()) for i, n in enumerate(store.lengths.tolist()))
+    for least, said in ((highest, "token"), (1, "target from -1 to")):
+        fewer = dataclasses.replace(manifest.tokenizer, vocab_size=least + 1, bod_id=least)
+        path.write_bytes(dataclasses.replace(manifest, tokenizer=fewer).to_json())
+        assert any(re.search(f"holds (the|a) {said} .*, which no document can have", fault) for fault in faults())

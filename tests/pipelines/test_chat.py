@@ -255,3 +255,11 @@ def test_a_template_without_a_tokenizer_json_is_reported(tmp_path: Path) -> None
 def test_a_chat_without_a_template_or_a_message_is_refused(options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         generate.main([str(Path(__file__).parents[1] / "releases" / "v0.1.0" / "export"), *options])
+
+
+def test_tokenizer_config_goes_before_the_older_file(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x", "eos_token": "<|im_end|>"}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>", "pad_token": "<pad>"}))
+    chat = read_chat(tmp_path, {"<|im_end|>": 2, "</s>": 1, "<pad>": 0})
+    assert chat and chat.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<pad>"}
+    assert chat.eos_token_ids == (2,)

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from common.errors import UserError
+from common.places import Place
 from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
 from pipelines import embed, export
 from pipelines.inference import embedding
-from pipelines.inference.embedding import Means, Texts
+from pipelines.inference.embedding import Embeddings, Means, Texts, texts_of_store
+from pipelines.prepare import PrepareConfig, prepare
 from pipelines.training import reading
 from pipelines.training.reading import read_segments
 from recur_models import RecurrentModel
@@ -199,3 +201,13 @@ def test_a_folder_of_something_else_keeps_its_files(train: Callable[..., Path], 
     with pytest.raises(UserError, match=r"holds other files"):
         embed.main([str(run), "--output", str(tmp_path / "mine")])
     assert {file.name for file in (tmp_path / "mine").iterdir()} >= {"draft.tmp", "zz-notes.txt"}
+
+
+def test_other_documents_of_a_split_are_other_embeddings(make_config: Callable[..., PrepareConfig]) -> None:
+    config = make_config()
+    prepare(config)
+    store = SegmentStore.open(config.store, "text", "train")
+    names = store.documents.texts("id")
+    chosen = [texts_of_store(store, ids) for ids in ((), names[:1], names[1:2])]
+    prints = {Embeddings(Place.parse("out"), each, 8, "w", 1, "float32").fingerprint for each in chosen}
+    assert len(prints) == 3

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -277,3 +278,17 @@ def test_a_model_is_held_against_the_unigram_of_its_own_tokens(
     evaluate.main([str(of_bytes), str(of_pieces), *QUIET])
     told = [line for line in capsys.readouterr().out.splitlines() if "no better than the unigram" in line]
     assert len(told) == 1 and told[0].startswith("of-bytes:")
+
+
+def test_the_unigram_reference_counts_every_document(make_config: Callable[..., PrepareConfig]) -> None:
+    config = make_config()
+    prepare(config)
+    train, test = (SegmentStore.open(config.store, "text", split) for split in ("train", "test"))
+
+    def ids(store: SegmentStore) -> np.ndarray:
+        return np.concatenate([store.tokens(i, 0, n) for i, n in enumerate(store.lengths.tolist())])
+
+    counts = 1 + np.bincount(ids(train), minlength=257)
+    bits = -np.log2(counts / counts.sum())[ids(test)].sum()
+    assert len(train.lengths) > 1
+    assert evaluate.unigram_bits_per_byte(train, test) == pytest.approx(bits / test.manifest.totals.bytes)

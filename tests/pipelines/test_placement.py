@@ -12,7 +12,7 @@ import ray
 
 from common.errors import UserError
 from pipelines.cluster.elastic import room
-from pipelines.config.run import PlacementConfig, check_resumable, to_json
+from pipelines.config.run import PlacementConfig, check_resumable, config_hash_without_seed, may_change, to_json
 from pipelines.presets import PRESETS
 from pipelines.sweeps.capacity import TrialCapacity, trials_at_once
 from pipelines.sweeps.command import read_command
@@ -107,3 +107,22 @@ def test_room_counts_what_a_worker_takes() -> None:
     assert room(apart, use_gpu=False) == 1
     assert room(apart, use_gpu=False, growing=True) == 0  # that machine has one already
     ray.kill(worker)
+
+
+def test_seeds_are_of_one_config_wherever_they_were_trained() -> None:
+    config = {"seed": 0, "steps": 5, "num_workers": 0, "root": "a", "model": {"name": "rec", "states": 4}}
+    one = config_hash_without_seed(config)
+    assert one == config_hash_without_seed({**config, "seed": 1, "num_workers": 2, "root": "b"})
+    assert one != config_hash_without_seed({**config, "steps": 6})
+
+
+def test_a_field_whose_name_begins_alike_may_not_change() -> None:
+    allowed = ("model.memory", "model.mlp")
+    assert may_change("model.memory", allowed) and may_change("placement.cpus") and may_change("optim.lr", ("optim",))
+    assert not may_change("model.memory_layer", allowed) and not may_change("optim.lr", ("opt",))
+
+
+def test_gpus_are_used_where_the_least_number_of_workers_has_some() -> None:
+    config = replace(PRESETS["small-rec"], num_workers="2:4")
+    assert [config.uses_gpu(gpus) for gpus in (1, 2, 4)] == [False, True, True]
+    assert replace(config, placement=PlacementConfig(gpus=0.5)).uses_gpu(1)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from common.places import Place
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.run import PipelineConfig, main, stages
 from tests.small_runs import TINY
@@ -157,3 +158,17 @@ def test_a_split_that_was_removed_is_prepared_again(make_config: Callable[..., P
     assert all(marks) and len(set(marks)) == 3  # without them, too: a corpus may have no such split
     shutil.rmtree(made.folder / "train")
     assert stages(config)[0].fingerprint() == ""
+
+
+def test_training_reads_its_sweep_and_evaluation_its_text(tmp_path: Path) -> None:
+    config = PipelineConfig("demo-rec", tune="lr", root=str(tmp_path), store=str(tmp_path / "store")).located()
+    *_, train, evaluate = stages(config)
+    assert Place.parse(tmp_path / "demo-rec-sweep/best.json") in train.reads
+    assert Place.parse(tmp_path / "store/python-source/test/manifest.json") in evaluate.reads
+
+
+def test_a_searched_preset_keeps_its_own_model() -> None:
+    given = ("model.dropout=0.5", "steps=3")
+    config = PipelineConfig("pg19-rec-fixed-skip", tune="rec-table-3-window", tune_set=given).located()
+    again = stages(config)[2].words
+    assert "--steps" in again and "--model.dropout" not in again

@@ -226,3 +226,16 @@ def test_processes_share_the_work_and_an_error_in_one_is_told(scored: Scoring, t
         over_processes(Counting(folder, "killed").open, 5, 2, told.append)
     scored = replace(scored, shards=3)
     assert scores(scored, 3) == scores(replace(scored, folder=tmp_path / "alone"))
+
+
+def test_what_is_read_otherwise_goes_on_with_nothing_of_another(scored: Scoring) -> None:
+    changed: list[dict[str, Any]] = [{}, {"reset": StateReset(at=8)}, {"reset": StateReset(every=2)}]
+    changed += [{"precision": "bfloat16"}, {"lanes": 4}, {"segment_length": 64}, {"shards": 2}]
+    names = [replace(scored, **fields).reading.shards[0].name for fields in changed]
+    assert len(set(names)) == len(changed)
+
+
+def test_the_share_beyond_the_first_segment_is_of_tokens(scored: Scoring) -> None:
+    lengths = scored.store.lengths
+    share = np.maximum(lengths - SEGMENT, 0).sum() / lengths.sum()
+    assert [score.share_beyond for score in scores(scored)] == [pytest.approx(share)] * 3

@@ -22,6 +22,7 @@ from common.choices import Recompute
 from recur_models import GPT2Config, GPT2RecConfig, LlamaRecConfig, RecurrentModel, model_from_json
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.pretrained_weights import eos_ids_of
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
@@ -375,3 +376,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
 def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(GPT2RecConfig(**SMALL, window=8), **change)
+
+
+def test_begin_of_document_ends_no_text(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [2, 10], "begin_of_document_id": 10}))
+    assert eos_ids_of(tmp_path) == (2,)

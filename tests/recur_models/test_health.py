@@ -9,6 +9,7 @@ from recur_models import LSTMConfig, ModelConfig, RecConfig, RecurrentModel, Sli
 from recur_models.gates import FixedGate, LSTMGate
 from recur_models.health import Health, watch
 from recur_models.lstm import LSTMLayer
+from recur_models.pretrained_recurrence import Recurrence
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
 from tests.recur_models.test_models import build, tokens
@@ -166,3 +167,10 @@ def test_the_change_of_an_lstms_states_is_against_those_before() -> None:
     ((name, before),) = state.items()
     change = (after[name] - before).square().mean().sqrt() / before.square().mean().sqrt()
     assert health.metrics()["state_change"] == pytest.approx(change.item(), rel=1e-5)
+
+
+def test_a_change_is_that_of_lanes_that_had_a_state() -> None:
+    before = torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]]])
+    after = torch.tensor([[[3.0, 3.0]], [[50.0, 0.0]]])
+    assert float(Recurrence.change(before, after)) == pytest.approx(0.2)
+    assert float(Recurrence.change(torch.zeros_like(before), after)) == 1

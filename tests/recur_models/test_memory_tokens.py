@@ -156,3 +156,9 @@ def test_an_association_of_bfloat16_weights_adds_up_in_float32() -> None:
     whole, parts = (each["layers.0.states"] for each in (state, stored))
     assert whole.dtype == torch.float32
     assert (parts - whole).norm() < 1e-5 * whole.norm()
+
+
+def test_the_memory_tokens_are_the_recurrences_own_parameters() -> None:
+    with torch.device("meta"):
+        model = RMTConfig(layers=1, d_model=8, heads=2, head_dim=4, mlp_dim=8, window=4, memory_tokens=2).build(11)
+    assert [id(each) for each in model.recurrent_parameters()] == [id(model.initial_SD)]

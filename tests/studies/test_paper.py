@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -587,3 +588,38 @@ def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
     large = place.training(Run("pg19-slide-13L", TEXT), 0).cost()
     assert large.bytes == 12 * large.parameters  # Adafactor keeps no second moment of each weight
     assert large.seconds == pytest.approx(large.flops / trainings.ASSUMED_RATE)
+
+
+@pytest.mark.parametrize(("checkpoint", "value"), [("newest", 2.5), ("best", 2.0)])
+def test_the_last_validation_counts_or_the_least_where_the_best_is_scored(
+    checkpoint: Any, value: float, tmp_path: Path
+) -> None:
+    training = trainings.StudyFolder(tmp_path).training(replace(Run("small-rec", TEXT, REC), checkpoint=checkpoint), 0)
+    assert training.validated(errors=False) == math.inf
+    training.folder.mkdir()
+    bits = (3.0, 2.0, 2.5)
+    points = [{"step": i, "time": i, "metrics": {"validation/bits_per_token": each}} for i, each in enumerate(bits)]
+    (training.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(point)}\n" for point in points))
+    assert training.validated(errors=False) == value and training.validated(errors=True) == math.inf
+
+
+def test_either_rows_seeds_may_leave_a_pair_undecided() -> None:
+    found = results({"a": (2.0, 2.0), "b": (1.5, 2.9)}).ordering(Column("bits", "bits_per_token"))
+    assert found.undecided == [("a", "b")]
+
+
+def test_large_steps_have_the_median_time_of_their_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = trainings.StudyFolder(tmp_path).training(Run("small-rec", TEXT, REC), 0)
+    monkeypatch.setattr(trainings, "MEASURED_FLOPS", 0)
+    assert training.ms_per_step() is None
+    training.folder.mkdir()
+    points = [(n, {"train/tokens": 128 * n, "train/tokens_per_second": 256.0 * n}) for n in (1, 2, 8)]
+    lines = [json.dumps({"step": step, "time": 0, "metrics": metrics}) + "\n" for step, metrics in points]
+    (training.folder / "metrics.jsonl").write_text("".join(lines))
+    assert training.ms_per_step() == 1e3 * 128 / 512
+
+
+def test_a_corpus_in_place_of_texts_leaves_tasks_alone(tmp_path: Path) -> None:
+    place = trainings.StudyFolder(tmp_path, corpus="text")
+    assert place.data(Data("mqar", options=("--pairs", "4"))) == Data("mqar", options=("--pairs", "4"))
+    assert place.data(Data("pg19", "bytes", ("--books", "2"))) == Data("text", "bytes")

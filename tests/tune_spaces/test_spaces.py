@@ -269,3 +269,26 @@ def test_ranges_of_ones_own_are_drawn_suggested_and_laid_out() -> None:
     assert whole[0] == 8 and whole[-1] == 64 and all(type(value) is int for value in whole)
     with pytest.raises(ValueError, match="takes lists, and ranges with two ends"):
         grid({"optim.max_grad_norm": tune.randn()}, points=2)
+
+
+def test_fields_are_drawn_independently_and_for_good() -> None:
+    domains = combine("optim.lr=1e-4..1e-2+optim.weight_decay=1e-4..1e-2", values("small-rec"))
+    drawn = [draw(domains, seed=0, index=i) for i in range(8)]
+    assert all(each["optim.lr"] != each["optim.weight_decay"] for each in drawn)
+    # A sweep that resumes depends on it: the draws of a seed may never change.
+    domains = combine("optim.lr=1e-4..1e-2+seed=0,1,2,3", values("small-rec"))
+    found = [tuple(draw(domains, seed=0, index=i).values()) for i in range(3)]
+    assert found == [(0.000576, 3), (0.00312, 2), (0.00274, 2)]
+
+
+def test_rates_and_shapes_are_those_around_the_preset() -> None:
+    given = values("small-rec")
+    rate = given["optim.lr"]
+    final = given["schedule.min_lr_ratio"] + 0.03
+    lr = combine("lr", given)["optim.lr"]
+    assert (lr.lower, lr.upper) == (rate / 10, rate * 10)
+    rates = [each["optim.lr"] for each in grid(combine("optimizer", given), 1) if each["optim.name"] == "adamw"]
+    assert rates == pytest.approx([rate / 3, rate, rate * 3], rel=1e-2)
+    shapes = grid(combine("schedule", {**given, "schedule.min_lr_ratio": final}), 1)
+    kept = {each["schedule.min_lr_ratio"] for each in shapes if each["schedule.name"] != "cosine"}
+    assert kept == {final}
