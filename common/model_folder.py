@@ -26,7 +26,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
             continue
         ids = found if isinstance(found, list) else [found]
         if not all(type(index) is int and index >= 0 for index in ids):
-            raise UserError(f"{file} has eos_token_id {found}, which are not token ids: give it as it was released")
+            raise UserError(f"{file} has eos_token_id {found}, which are not token ids: {RELEASED}")
         return tuple(ids)
     return ()
 
@@ -57,7 +57,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_text(file, RELEASED))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({error}): give it as it was released") from None
+        raise UserError(f"{file} is not JSON ({error}): {RELEASED}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{file} is not a JSON object: give it as it was released")
+        raise UserError(f"{file} is not a JSON object: {RELEASED}")
     return values
