@@ -79,8 +79,8 @@ def matrix_memory(
         scale = torch.maximum(scales[-1] + sum_BH, highest_BH)
     carried_BHNC = sum_BHNC + torch.stack(scales, 2)[..., None]
     scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)
-    log_weights = log_decay_between(sum_BHNC, rest_BHNC) + (input_BHNC[..., None, :] - scale_BHNC[..., :, None])
-    weights = log_weights.exp_()
+    log_weights = log_decay_between(sum_BHNC, rest_BHNC)
+    weights = log_weights.add_(input_BHNC[..., None, :] - scale_BHNC[..., :, None]).exp_()
     to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - scale_BHNC[..., -1:])).exp()[..., None]
     added = (k * to_end).transpose(-1, -2) @ v
     from_start, chunk_decay = decay_of_state(carried_BHNC - scale_BHNC, fresh_BN)
