@@ -28,7 +28,8 @@ from benchmarks.killing import make_store
 from pipelines.cluster import ray_session
 from pipelines.config.run import flatten, to_json
 from pipelines.sweeps import tuner
-from pipelines.sweeps.command import SweepConfig, check, read_command
+from pipelines.sweeps.checks import check
+from pipelines.sweeps.command import SweepConfig, read_command
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep

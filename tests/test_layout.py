@@ -181,7 +181,7 @@ def test_a_config_imports_nothing_that_it_configures_and_reports_no_torch() -> N
         ("config.run, pipelines.config.dotted", "torch ray mlflow transformers"),
         ("presets", "ray mlflow transformers"),
         (
-            "train, pipelines.preflight, pipelines.sweeps.command",
+            "train, pipelines.preflight, pipelines.sweeps.checks",
             "ray mlflow transformers matplotlib",
         ),
         (

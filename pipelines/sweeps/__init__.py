@@ -22,7 +22,7 @@ TALKERS = ("ray.tune", "ray.tune.search", "optuna", "hpbandster")
 def run_sweep(words: Sequence[str]) -> Done:
     """Begin or resume a sweep by the words of `pipelines.tune`; its ResultGrid is in ``.results``. Raises UserError."""
     from pipelines.cluster import ray_session
-    from pipelines.sweeps.command import read_and_check
+    from pipelines.sweeps.checks import read_and_check
 
     ray_session.set_environment()  # before the checks, some of which import Ray
     levels = {logger: logger.level for logger in map(logging.getLogger, TALKERS)}

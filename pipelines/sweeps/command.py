@@ -1,6 +1,6 @@
-"""The options of `pipelines.tune` besides those of a run, and all checks of them that need no trial.
+"""The options of `pipelines.tune` besides those of a run, read from its command line.
 
-config, domains = read_and_check(["lr+states", "--preset", "small-rec", "--num-samples", "12"])
+config = read_command(["lr+states", "--preset", "small-rec", "--num-samples", "12"])
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from common.checks import check_fields
-from common.credentials import without_credentials
-from common.errors import UserError, given_by_user, nearest
-from common.places import Place
+from common.errors import UserError, nearest
 from pipelines.config.dotted import changes, with_fields
 from pipelines.config.parts import times
 from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS, catalogue
-from pipelines.sweeps.values import check_values, fitting
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
-from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, combine
+from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
 """Known names for the fields that also take an import path."""
-PERTURBABLE = ("optim.lr", "optim.max_grad_norm", "schedule.min_lr_ratio")
-"""Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
 
 
 @dataclass(frozen=True)
@@ -160,29 +155,39 @@ class SweepConfig:
         return scheduler(self.scheduler, domains, **lengths)
 
 
-def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
-    """The sweep and its domains. Raises UserError for wrong options, and for a sweep that could only fail."""
-    config = read_command(words)
-    with given_by_user(ValueError):
-        domains = combine(config.space, config.flat)
-        check(config, domains)
-    return config, domains
-
-
 def changes_learning(field: str) -> bool:
     """Whether another value of a run's field makes trials learn otherwise, and so makes another sweep."""
     return not may_change(field) or field in ("data.store", "validate_every", "validate_tokens")
 
 
+def print_help() -> None:
+    """Print the named spaces, and how a space is written."""
+    listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
+    print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
+    print("  FIELD=a,b,c         a field of the preset: numbers, names, true or false")
+    print("  FIELD=low..high     on a logarithmic scale\n")
+    print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
+    print(f"{cli.program()} --presets WORD... lists the presets that match all words.")
+
+
+def preset_option(argv: Sequence[str]) -> str | None:
+    """The preset that the command line names. It is read first, since it decides which other options there are."""
+    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    named.add_argument("--preset", nargs="?")
+    return named.parse_known_args(argv)[0].preset
+
+
+def usual_preset(parts: Sequence[str]) -> str:
+    """The preset of a space where none is named: that of a named space, else the first of the presets that are varied."""
+    of_spaces = [SPACES[part].preset for part in parts if part in SPACES and SPACES[part].preset]
+    varied = [part.removeprefix("preset=").split(",")[0] for part in parts if part.startswith("preset=")]
+    return next(iter([*of_spaces, *varied]), "small-rec")
+
+
 def read_command(argv: Sequence[str]) -> SweepConfig:
     """The command line as a sweep. Raises UserError."""
     if argv and argv[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:20}{space.about}" for name, space in SPACES.items())
-        print(f"usage: {cli.program()} SPACE [options]\n\n{ABOUT}\n\nspace (joined by +):\n{listed}")
-        print("  FIELD=a,b,c         a field of the preset: numbers, names, true or false")
-        print("  FIELD=low..high     on a logarithmic scale\n")
-        print(f"{cli.program()} SPACE --help lists the options; SPACE --preset NAME --help those of that preset.")
-        print(f"{cli.program()} --presets WORD... lists the presets that match all words.")
+        print_help()
         sys.exit(0)
     if argv and argv[0] == "--presets":
         print(catalogue.search(argv[1:]))
@@ -190,12 +195,9 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if not argv or argv[0].startswith("-"):
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
-    named = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    named.add_argument("--preset", nargs="?")  # first: the preset decides which other options there are
-    preset = named.parse_known_args(argv)[0].preset
-    spaces = [SPACES[part] for part in space.split("+") if part in SPACES]
-    listed = [part.partition("=")[2].split(",")[0] for part in space.split("+") if part.startswith("preset=")]
-    preset = preset or next((each.preset for each in spaces if each.preset), "") or next(iter(listed), "small-rec")
+    parts = space.split("+")
+    spaces = [SPACES[part] for part in parts if part in SPACES]
+    preset = preset_option(argv) or usual_preset(parts)
     if preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
     usual = f"validation/bits_per_{'byte' if 'data.store' in space else 'token'}"
@@ -209,118 +211,3 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
     workers = max(1, config.train.workers[0])  # the number of a trial's workers never changes
     return replace(config, train=replace(config.train, run=name, num_workers=workers).located())
-
-
-def check(config: SweepConfig, domains: dict[str, Any]) -> None:
-    """Raise ValueError, in a sentence, for a sweep that could only fail."""
-    from tune_spaces.drawing import Searcher, fields, grid
-    from tune_spaces.named import is_exact
-    from tune_spaces.stopping import compares_all, stopper
-
-    run = config.train
-    every = config.train.validate_every
-    if without_credentials(config.space) != config.space:
-        raise UserError(
-            "the space holds credentials, which each trial's files would show: give them in the environment"
-        )
-    place = Place.parse(run.root)
-    if not place.is_local and run.tracking.backend == "mlflow" and not run.tracking.uri:
-        raise UserError(
-            f"--root is {place}, and MLflow's own file cannot be in a bucket: name a server by --tracking.uri, or add "
-            "--tracking.backend none"
-        )
-    if config.metric.startswith("validation/") and not every:
-        raise UserError(
-            f"validate_every is {every}, so that no trial would ever be validated: choose --validate-every "
-            f"{max(1, run.steps // 9)}"
-        )
-    often, steps = ("validate", every) if config.metric.startswith("validation/") else ("log", run.log_every)
-    first = min(steps, run.steps) * run.tokens_per_step
-    if 0 < config.token_budget < first:
-        raise UserError(
-            f"a budget of {config.token_budget:,} tokens ends before the first trial's first result, after {first:,} tokens: raise "
-            f"--token-budget, or lower --{often}-every"
-        )
-    if config.rung_tokens >= config.whole:
-        raise UserError(
-            f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
-        )
-    for value in getattr(domains.get("preset"), "categories", ()):
-        if value not in PRESETS:
-            raise UserError(
-                f"unknown preset {value!r} in the space {config.space}: {nearest(str(value), PRESETS, '--presets lists them')}"
-            )
-    for name in fields(domains):
-        if name == "model.name":
-            raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
-        if not changes_learning(name):
-            raise UserError(f"{name} does not change what a trial learns: vary something else")
-        if name == "data.store" and config.equalize == "flops":
-            own_store = Place.parse(run.data.store) / run.data.corpus
-            if not own_store.is_dir():
-                raise UserError(
-                    f"--equalize flops counts from the preset's own store, and {own_store} is not one: choose another --equalize"
-                )
-        if name == "steps" and config.equalize != "steps":
-            raise UserError(
-                f"the space varies steps, which --equalize {config.equalize} chooses for each trial: add --equalize steps"
-            )
-    check_values(config.space, config.metric, config.run_with, domains, config.own_values(fields(domains)))
-    if config.populates:
-        fixed = [name for name in fields(domains) if name not in PERTURBABLE]
-        if fixed:
-            raise UserError(
-                f"{config.scheduler} changes the fields of a sweep while its trials run, and {fixed[0]} cannot change in the "
-                f"middle of a run (a checkpoint would not fit it): vary {' or '.join(PERTURBABLE)}, or choose --scheduler asha"
-            )
-        if config.suggested:
-            raise UserError(
-                f"{config.scheduler} chooses values itself as trials run: with --search {config.search} use --scheduler asha"
-            )
-        if every >= run.steps:
-            raise UserError(
-                f"{config.scheduler} compares trials at each validation, and the first is at step {every} of {run.steps}: lower it"
-            )
-        if config.metric.startswith("train/"):
-            raise UserError(
-                f"{config.scheduler} compares trials at validations: choose a validation metric in place of {config.metric}"
-            )
-    config.rule(domains)
-    if compares_all(config.scheduler):
-        planned = config.num_samples
-        if config.max_trials and config.search == "grid":
-            combinations = fitting(grid(domains, config.grid_points), config.run_with)
-            own = config.own_values(fields(domains))
-            planned = len(combinations) + (own is not None and own not in combinations)
-        if config.max_trials and config.max_trials < planned:
-            raise UserError(
-                f"{config.scheduler} waits until all {planned} trials can be compared, and --max-trials {config.max_trials} leaves "
-                "some out: lower --num-samples or --grid-points instead"
-            )
-        if config.max_concurrent_trials:
-            raise UserError(
-                f"{config.scheduler} lets trials wait for each other, so all that fit must begin: leave out "
-                "--max-concurrent-trials"
-            )
-        print(
-            f"note: {config.scheduler} pauses trials and changes them. After a kill each trial continues from its newest "
-            "checkpoint and values, so the sweep does not resume exactly"
-        )
-    stopper(config.stop)
-    if config.suggested:
-        Searcher(config.search, domains, run.seed)
-    for named in (config.scheduler, config.search, config.stop):
-        if ":" in named and not is_exact(named):
-            print(
-                f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
-                "resumes exactly only if it decides from them alone"
-            )
-
-
-def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
-    """A hint on how to compare models, with the presets that the names in the space probably mean."""
-    named = [str(value) for value in getattr(domains.get("model.name"), "categories", ())]
-    own = config.train.model.name
-    meant = [name for name in (config.preset.replace(own, other) for other in named) if name in PRESETS]
-    example = f"preset={','.join(meant)}" if len(meant) > 1 else "preset=small-rec,small-slide"
-    return f"another model has other fields, which its presets set: vary preset, as in {example}"

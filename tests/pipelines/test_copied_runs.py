@@ -16,7 +16,7 @@ from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.run import TrackingConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import MetricPoint
-from pipelines.sweeps.command import read_and_check
+from pipelines.sweeps.checks import read_and_check
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.running import write_best
 from pipelines.sweeps.sweep import Sweep

@@ -28,7 +28,8 @@ from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation_figures import errors_by_position
-from pipelines.sweeps.command import check, read_command
+from pipelines.sweeps.checks import check
+from pipelines.sweeps.command import read_command
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Score
 from pipelines.train import main

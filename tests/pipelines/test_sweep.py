@@ -37,7 +37,8 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial, read_sweep, read_trial
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
-from pipelines.sweeps.command import read_and_check, read_command
+from pipelines.sweeps.checks import read_and_check
+from pipelines.sweeps.command import read_command
 from pipelines.sweeps.offering import QueueSearcher
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord

@@ -40,7 +40,7 @@ from data_prep.verification import find_splits
 from pipelines import evaluate, export, prepare, train, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.inference.targets import load_targets
-from pipelines.sweeps.command import read_and_check
+from pipelines.sweeps.checks import read_and_check
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.tracking.metrics_file import read_records
