@@ -220,7 +220,7 @@ def score_split(
     )
     chosen = int(np.count_nonzero(schedule.lengths))
     # Idle lanes cost as much as others; each process has one at least.
-    if chosen < min(lanes, np.count_nonzero(store.lengths)):
+    if chosen < lanes:
         fewer = min(lanes, max(chosen, world.size))
         schedule = EvaluationLanes(schedule.lengths, lanes=fewer, segment_length=segment_length, block=block)
     was_training = model.training

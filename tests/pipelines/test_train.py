@@ -32,9 +32,9 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
-from pipelines.training import loop
+from pipelines.training import loop, scoring
 from pipelines.training.optim import build_optimizer
-from pipelines.training.reading import SEGMENTS, StateMode, StateReset
+from pipelines.training.reading import SEGMENTS, StateMode, StateReset, read_segments
 from pipelines.training.restoring import restore_lanes, seed_dropout
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.utilisation import Speed
@@ -785,6 +785,34 @@ def test_a_limited_validation_is_the_same_on_any_number_of_lanes(
     assert len({(score.tokens, score.documents, score.bucket_tokens) for score in scores}) == 1
     assert 700 < scores[0].tokens <= 800 and scores[0].documents == 8 and scores[0].shows_worth
     np.testing.assert_allclose([score.nats for score in scores], scores[0].nats, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [None, 100_000])
+def test_a_validation_reads_no_more_lanes_than_it_has_documents(
+    train: Train,
+    make_config: Callable[..., PrepareConfig],
+    text_folder: Path,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+) -> None:
+    validated_on(make_config, text_folder, 3, 60)
+    model = model_of(find_checkpoint(train("--steps", "2", "--validate-every", "0")))
+    split = SegmentStore.open(store, "text", "validation")
+    documents = int(np.count_nonzero(split.lengths))
+    read = []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        read.append(args[2].lanes)
+        return read_segments(*args, **options)
+
+    monkeypatch.setattr(scoring, "read_segments", counting)
+    scores = [
+        score_split(model, split, lanes=n, segment_length=32, world=World.alone(), limit_tokens=limit)
+        for n in (documents, 16)
+    ]
+    assert documents < 16 and read == [documents, documents]
+    assert scores[0].nats == scores[1].nats
 
 
 def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
