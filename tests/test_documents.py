@@ -323,6 +323,9 @@ def test_a_chain_of_commands_runs(
         said = capsys.readouterr()
         assert not status, f"{line.strip()}: {said.out}{said.err}"
     assert (tmp_path / "exported/mine/model.safetensors").exists() and (tmp_path / "runs/again/checkpoints").exists()
+    [block] = re.findall(r"^```python\n(.*?)^```", TEXTS["docs/start-laptop.md"], re.MULTILINE | re.DOTALL)
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("Once upon a time")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start-notebook.md"])
