@@ -31,7 +31,8 @@ class DataConfig:
     lanes: int = 8
     """Rows of the global batch, over all workers."""
     segment_length: int = 1024
-    """Tokens of a lane in one training step: a multiple of the model's window. Gradients reach this far back."""
+    """Tokens of a lane in one training step: a multiple of the model's block, which is its window less the overlap of windows.
+    Gradients reach this far back."""
 
     def __post_init__(self) -> None:
         check_fields("data", self)

@@ -80,9 +80,9 @@ class TrainConfig:
     seed: int = 0
     """Seeds the weights, dropout and the order of documents."""
     num_workers: int | str = 2
-    """Training workers: the processes of Ray Train that share the lanes of a run (in a sweep, of each trial). 1:4 takes as many as
-    the cluster has room for at each start, so that a run continues with fewer when a machine dies. 0 trains in this process,
-    without Ray (under torchrun: in its processes)."""
+    """Training workers: the processes that share the lanes of a run. Ray Train starts them; in a sweep, Ray Tune does, for each
+    trial. 1:4 takes as many as the cluster has room for at each start, so that a run continues with fewer when a machine dies. 0
+    trains in this process, without Ray (under torchrun: in its processes)."""
     use_gpu: Literal["auto", "yes", "no"] = "auto"
     """Whether workers train on GPUs; auto: where the cluster has one for each."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)

@@ -124,7 +124,7 @@ DEMO_PRESETS = {
 
 DEMO_GROUPS = {
     "Start here (minutes on a CPU)": {"demo-*": ""},
-    "Your own text (5 to 6 million parameters)": {
+    "Your own text (5 to 6 million parameters without embeddings)": {
         "small-*": "",
         "small-mamba2*": "Mamba-2, a state-space model, in every layer, or with windows in every third (-window)",
         "small-mlstm": "mLSTM, the matrix memory of xLSTM, in every layer",
