@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,9 +37,9 @@ from common.errors import UserError
 from common.files import write_atomically
 from common.lock import file_lock
 from pipelines.terminal import cli
+from pipelines.tracking.commit import git_commit
 
-ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "results"
+FOLDER = Path(__file__).parents[1] / "results"
 JSON = "results.json"
 PAGE = "index.md"
 NONE = "–"
@@ -119,7 +118,7 @@ def record(
         columns=columns,
         rows=rows,
         command=command,
-        commit=commit(),
+        commit=git_commit(FOLDER.name, digits=7),
         fingerprint=fingerprint,
         machine=machine.processors(),
         date=time.strftime("%Y-%m-%d"),
@@ -263,19 +262,6 @@ def _source(each: Record) -> str:
 def command_of(module: str, argv: Sequence[str]) -> str:
     """The command line that measures again what ``module`` was started for, without `--record`."""
     return shlex.join(["python", "-m", module, *(word for word in argv if word not in ("--record", "--no-record"))])
-
-
-def commit() -> str:
-    """Short hash of the tree's commit, ending in -dirty when files beside the records differ from it; empty outside of a clone."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    try:
-        changed = git("diff", "--name-only", "HEAD", "--", ".", ":!results")
-        return git("rev-parse", "--short=7", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 def main(argv: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The commit of this code, which every run in MLflow is tagged with."""
+"""The commit of this code, which every run in MLflow is tagged with, and which a benchmark records with its results."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import subprocess
 from pipelines import PACKAGE_ROOT
 
 
-def git_commit() -> str | None:
-    """The commit of this code, ending in -dirty when files differ from it; None outside a git checkout of it."""
+def git_commit(*besides: str, digits: int = 40) -> str:
+    """The commit of this code, ending in -dirty when files differ from it; "" outside a git checkout of it.
+
+    Args:
+        besides: folders whose files may differ.
+        digits: length of the hash, at least.
+    """
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")  # else git would give the commit of the repository around it
-        return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        # Else git would give the commit of the repository around it.
+        _git("ls-files", "--error-unmatch", f"{PACKAGE_ROOT.name}/__init__.py")
+        changed = _git("diff", "--name-only", "HEAD", "--", ".", *(f":!{folder}" for folder in besides))
+        return _git("rev-parse", f"--short={digits}", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
 
 
 def _git(*words: str) -> str:
-    command = ["git", "--no-optional-locks", "-C", str(PACKAGE_ROOT), *words]
+    command = ["git", "--no-optional-locks", "-C", str(PACKAGE_ROOT.parent), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

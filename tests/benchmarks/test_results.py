@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import results
 from common.errors import UserError
+from pipelines.tracking import commit
 
 
 def read(folder: Path, study: str) -> Any:
@@ -38,22 +39,22 @@ def test_a_table_is_recorded_with_where_it_comes_from_and_its_page(tmp_path: Pat
     assert [path.name for path in sorted((tmp_path / "speed").iterdir())] == [results.PAGE, results.JSON]
 
 
-def test_a_record_of_an_edited_tree_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_of_an_edited_tree_is_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> None:
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
 
-    (tmp_path / "results").mkdir()
-    for name in ("code.py", "results/page.md"):
+    for name in ("pipelines/__init__.py", "results/page.md"):
+        (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("before")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "one")
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    clean = results.commit()
+    monkeypatch.setattr(commit, "PACKAGE_ROOT", tmp_path / "pipelines")
+    clean = commit.git_commit("results", digits=7)
     (tmp_path / "results/page.md").write_text("a record")
-    assert results.commit() == clean and re.fullmatch("[0-9a-f]{7}", clean)
-    (tmp_path / "code.py").write_text("after")
-    assert results.commit() == f"{clean}-dirty"
+    assert commit.git_commit("results", digits=7) == clean and re.fullmatch("[0-9a-f]{7}", clean)
+    (tmp_path / "pipelines/__init__.py").write_text("after")
+    assert commit.git_commit("results", digits=7) == f"{clean}-dirty"
 
 
 def test_repeating_its_command_replaces_it(tmp_path: Path) -> None:
