@@ -28,7 +28,7 @@ from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import is_exported
 from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.trained import config_of, find_model, open_split
+from pipelines.inference.trained import config_of, find_model, open_split, with_windows
 from pipelines.terminal import cli
 
 if TYPE_CHECKING:
@@ -159,24 +159,24 @@ def targets_of(name: str, checkpoint: Snapshot, path: str, config: TargetsConfig
         segment_length=trained["data"]["segment_length"],
     )
     asked = {field: values for field, values in (("window", config.window), ("overlap", config.overlap)) if values}
-    return [with_windows(whole, dict(zip(asked, values, strict=True)), config) for values in product(*asked.values())]
+    return [target_over(whole, dict(zip(asked, values, strict=True)), config) for values in product(*asked.values())]
 
 
-def with_windows(target: EvaluationTarget, windows: Mapping[str, int], config: TargetsConfig) -> EvaluationTarget:
+def target_over(target: EvaluationTarget, windows: Mapping[str, int], config: TargetsConfig) -> EvaluationTarget:
     """The target with these windows and overlaps, and with segments that fit its blocks.
 
     Raises UserError for windows that the model cannot take, and where State would be cleared or a segment end inside a block.
     """
     name = target.name + "".join(f"-{field}-{value}" for field, value in windows.items())
-    model = config_of(target.checkpoint, windows, "" if config.allow_other_windows else "--allow-other-windows")
+    allow = "" if config.allow_other_windows else "--allow-other-windows"
+    model = with_windows(target.model, windows, target.checkpoint.folder, allow)
     if config.clear_at % model.block:
         raise UserError(f"--clear-at is {config.clear_at}, inside a block of {name}: give a multiple of {model.block}")
     if config.segment_length % model.block:
         raise UserError(
             f"--segment-length is {config.segment_length}, and {name} has blocks of {model.block}: give a multiple of it"
         )
-    trained = target.checkpoint.meta["config"]["model"]
-    changed = {field: value for field, value in windows.items() if trained[field] != value}
+    changed = {field: value for field, value in windows.items() if getattr(target.model, field) != value}
     blocks = target.segment_length // target.model.block
     return replace(
         target,

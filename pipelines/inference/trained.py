@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -153,27 +152,33 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     return found
 
 
-def config_of(checkpoint: Snapshot, windows: Mapping[str, int] = MappingProxyType({}), allow: str = "") -> ModelConfig:
-    """The model's config. ``windows``: other values of the fields that control how a text is read. ``allow``: the option that
-    allows values for which the weights are not trained; empty if any value will do.
-
-    Raises UserError for a model that this version does not know, and for a field or a value that it cannot take.
-    """
+def config_of(checkpoint: Snapshot) -> ModelConfig:
+    """The model's config. Raises UserError for a model that this version does not know."""
     from recur_models import model_from_json
 
     with given_by_user(ValueError):
-        config = model_from_json(checkpoint.meta["config"]["model"])
-        for name, value in windows.items():
-            if name not in config.reading_fields:
-                raise UserError(
-                    f"{checkpoint.folder} is a {config.name}, whose {name} cannot change: leave out --{name}"
-                )
-            trained: Any = getattr(config, name)
-            if name in config.trained_reading_fields and value != trained and allow:
-                raise UserError(
-                    f"{checkpoint.folder} is a {config.name}, trained with model.{name} {trained} and not {value}; its "
-                    f"recurrence fits only the windows of its training: leave out --{name}, or add {allow}"
-                )
+        return model_from_json(checkpoint.meta["config"]["model"])
+
+
+def with_windows(config: ModelConfig, windows: Mapping[str, int], folder: Path, allow: str) -> ModelConfig:
+    """The config with other values of the fields that control how a text is read.
+
+    Args:
+        folder: of the model, for errors.
+        allow: the option that allows values for which the weights are not trained; empty if any value will do.
+
+    Raises UserError for a field or a value that the model cannot take.
+    """
+    for name, value in windows.items():
+        if name not in config.reading_fields:
+            raise UserError(f"{folder} is a {config.name}, whose {name} cannot change: leave out --{name}")
+        trained = getattr(config, name)
+        if name in config.trained_reading_fields and value != trained and allow:
+            raise UserError(
+                f"{folder} is a {config.name}, trained with model.{name} {trained} and not {value}; its recurrence fits only "
+                f"the windows of its training: leave out --{name}, or add {allow}"
+            )
+    with given_by_user(ValueError):
         return replace(config, **windows)
 
 
