@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
             tidy(run_folder, run.resume.folder.name, kept)
             run_folder.fetch(*RECORDS)
             # Sends what MLflow lacks because it was silent then.
-            tracker = start_tracker(config, run, run.resume.step)
+            tracker = start_tracker(config, run.train_store, run.resume.step, run.resume)
             register_best(config, tracker)
             tracker.finish()
             run_folder.publish(*RECORDS)

@@ -26,7 +26,7 @@ from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics_file import read_records
-from pipelines.training.worker import TrainInputs, start_tracker
+from pipelines.training.worker import start_tracker
 
 STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 PARENT_SECONDS = 60.0
@@ -99,7 +99,7 @@ class SweepTracking:
         RunFolder.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")
-        tracker = start_tracker(run, TrainInputs(store, None, None, []), resume_step=None)
+        tracker = start_tracker(run, store, resume_step=None)
         tags = {
             "sweep": self._sweep.config.train.run,
             "trial": trial.id,

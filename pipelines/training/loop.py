@@ -28,7 +28,7 @@ from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer, learning_rate
-from pipelines.training.precision import FLOAT32, Precision, autocast_to
+from pipelines.training.precision import Precision, autocast_to
 from pipelines.training.restoring import (
     digest_lanes,
     lanes_unchanged,
@@ -58,9 +58,9 @@ class TrainInputs:
     resume: Checkpoint | None
     warnings: list[str]
     """Sentences about inputs that are missing or were skipped."""
-    initial: Exported | None = None
+    initial: Exported | None
     """Weights that a new run begins with, where they are not its own."""
-    precision: Precision = FLOAT32
+    precision: Precision
     """Precision of the products, the same on every process."""
 
 

@@ -57,9 +57,6 @@ class Precision:
         return torch.bfloat16 if self.name == "bfloat16" else torch.float32
 
 
-FLOAT32 = Precision("float32", "nothing is trained")
-
-
 def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
     """The machine as this process sees it.
 

@@ -21,6 +21,7 @@ from common.places import Place
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoints.exported import Exported
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
@@ -140,7 +141,7 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     moved = moved_from(run.resume, run.precision) if run.resume else ""
     if moved:
         print(f"note: {moved}", flush=True)
-    tracker = start_tracker(config, run, resume_step)
+    tracker = start_tracker(config, run.train_store, resume_step, run.resume, run.initial)
     tracker.set_tag("precision", run.precision.name)
     tracker.set_tag("machine", run.precision.machine)
     status = "FAILED"
@@ -159,15 +160,26 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
     tracker.log_checkpoint(step, {"checkpoint": place, "tokens": meta["tokens"], "model": config.model.name})
 
 
-def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None) -> Tracker:
-    """Start tracking a run, with its config as params and its data set as an input. ``resume_step``: None if the run is over."""
-    manifest = run.train_store.manifest
+def start_tracker(
+    config: TrainConfig,
+    store: SegmentStore,
+    resume_step: int | None,
+    resume: Checkpoint | None = None,
+    initial: Exported | None = None,
+) -> Tracker:
+    """Start tracking a run, with its config as params and its train split as an input.
+
+    Args:
+        resume_step: the step from which the run continues; None: it is over, and its end is noted.
+        resume: the checkpoint of that step, where there is one.
+        initial: the weights that a new run begins with, where they are not its own.
+    """
+    manifest = store.manifest
     run_folder = RunFolder.of(config)
     values = to_json(config)
-    initial = run.initial
     began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
-    if run.resume and run.resume.step >= config.steps:  # the run is over: nothing is trained with the command's values
-        values = run.resume.meta["config"]
+    if resume and resume.step >= config.steps:  # the run is over: nothing is trained with the command's values
+        values = resume.meta["config"]
     tracker = Tracker.start(
         config.tracking,
         root=root_of(run_folder.folder, config.run),
@@ -186,14 +198,14 @@ def start_tracker(config: TrainConfig, run: TrainInputs, resume_step: int | None
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",
             digest=manifest.fingerprint,
-            source=run.train_store.place.recorded,
+            source=store.place.recorded,
             documents=manifest.totals.documents,
             tokens=manifest.totals.tokens,
         ),
         resume_step=resume_step,
         place=run_folder.place,
         publish=partial(run_folder.publish, "mlflow_run.json"),
-        recorded=mlflow_record(run.resume, config.run) if run.resume else None,
+        recorded=mlflow_record(resume, config.run) if resume else None,
     )
     if resume_step != 0:  # checkpoints that were not logged before the run was killed
         for checkpoint in reversed(run_folder.complete_checkpoints()):
