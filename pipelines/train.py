@@ -139,7 +139,7 @@ def refuse_several_starts(config: TrainConfig) -> None:
 def train_beside(config: TrainConfig) -> int:
     """Train in one of torchrun's other processes: the first one prints for all."""
     run = open_run(config, World.alone())
-    if run.resume is None or run.resume.step < config.steps:
+    if run.first_step < config.steps:
         try:
             train_here(config, Stop(RunFolder.of(config).place))
         except Stopped:
@@ -150,17 +150,16 @@ def train_beside(config: TrainConfig) -> int:
 def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
     """Train in this process or on Ray, showing progress."""
     run_folder = RunFolder.of(config)
-    resume_step = run.resume.step if run.resume else 0
     stop = Stop(run_folder.place)
     stop.clear()
-    with show_progress(run_folder.place, resume_step, config.steps):
+    with show_progress(run_folder.place, run.first_step, config.steps):
         try:
             if config.num_workers == 0:
                 train_here(config, stop)
             else:
                 from pipelines.cluster import elastic
 
-                elastic.train_on_ray(config, stop, register_best, resume_step)
+                elastic.train_on_ray(config, stop, register_best, run.first_step)
         finally:
             with contextlib.suppress(OSError):  # the next start clears it too; its error must not hide another
                 stop.clear()

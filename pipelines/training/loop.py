@@ -63,6 +63,11 @@ class TrainInputs:
     precision: Precision
     """Precision of the products, the same on every process."""
 
+    @property
+    def first_step(self) -> int:
+        """The step from which training continues; 0 for a new run."""
+        return self.resume.step if self.resume else 0
+
 
 @collected_by_hand()
 def train(
@@ -112,7 +117,7 @@ def train(
     read_B = torch.zeros(lanes, dtype=torch.int64)  # a digest of all that each lane has read
     # Sums over own lanes since the last log: nats; for a labelled store nats, errors and labels.
     sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
-    first_step = resume.step if resume else 0
+    first_step = run.first_step
     progress = TrainState.of(resume)
     if resume is not None:
         restore_optimizer(optimizer, model, config.optim, resume)

@@ -133,15 +133,14 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
         return
     for warning in run.warnings:
         print(f"warning: {warning}", flush=True)
-    resume_step = run.resume.step if run.resume else 0
     # In one process `pipelines.train` has printed it; workers may have been restarted.
     if run.resume and config.num_workers != 0:
-        print(f"resumes from step {resume_step:,} ({run.resume.folder.name})", flush=True)
+        print(f"resumes from step {run.first_step:,} ({run.resume.folder.name})", flush=True)
     print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
     moved = moved_from(run.resume, run.precision) if run.resume else ""
     if moved:
         print(f"note: {moved}", flush=True)
-    tracker = start_tracker(config, run.train_store, resume_step, run.resume, run.initial)
+    tracker = start_tracker(config, run.train_store, run.first_step, run.resume, run.initial)
     tracker.set_tag("precision", run.precision.name)
     tracker.set_tag("machine", run.precision.machine)
     status = "FAILED"
