@@ -23,8 +23,9 @@ import torch.distributed as dist
 from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place, remove_temporary
-from data_prep.store import splits_of
+from data_prep.store import SegmentStore, splits_of
 from data_prep.tokenizers import CHAT_FILE
+from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
@@ -99,15 +100,7 @@ def main(argv: list[str]) -> int:
     parameters = describe(config, run)
     if run.resume and run.resume.step >= config.steps:
         with file_lock(run_folder.folder, "another training run"):
-            # As the run was trained, and not as this command says, which trains nothing.
-            kept = CheckpointConfig(**run.resume.meta["config"]["checkpoint"])
-            tidy(run_folder, run.resume.folder.name, kept)
-            run_folder.fetch(*RECORDS)
-            # Sends what MLflow lacks because it was silent then.
-            tracker = start_tracker(config, run.train_store, run.resume.step, run.resume)
-            register_best(config, tracker)
-            tracker.finish()
-            run_folder.publish(*RECORDS)
+            complete(config, run.train_store, run.resume)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:
@@ -124,6 +117,20 @@ def main(argv: list[str]) -> int:
         elastic.end_without_ray(config, lost)
     print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
     return 0
+
+
+def complete(config: TrainConfig, store: SegmentStore, last: Checkpoint) -> None:
+    """Do what the start that trained to the ``last`` checkpoint may have left undone: remove checkpoints that are not kept, send
+    what MLflow lacks because it was silent then, and register the best model.
+    """
+    run_folder = RunFolder.of(config)
+    # As the run was trained, and not as this command says, which trains nothing.
+    tidy(run_folder, last.folder.name, CheckpointConfig(**last.meta["config"]["checkpoint"]))
+    run_folder.fetch(*RECORDS)
+    tracker = start_tracker(config, store, last.step, last)
+    register_best(config, tracker)
+    tracker.finish()
+    run_folder.publish(*RECORDS)
 
 
 def refuse_several_starts(config: TrainConfig) -> None:
