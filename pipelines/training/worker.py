@@ -67,15 +67,8 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
     if len(tokenizers) > 1:
         raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
     run_folder = RunFolder.of(config)
-    resume, complaints = run_folder.newest() if world.rank == 0 else (None, [])
-    name = world.broadcast_str(resume.folder.name if resume else "")
-    if world.rank > 0 and name:
-        try:
-            resume = run_folder.open_checkpoint(name)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"rank 0 resumes from {name}, but {error}: is {run_folder.place} shared by all workers?"
-            ) from None
+    resume, complaints = agreed_checkpoint(run_folder, world)
+    warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     initial = None
     if resume is None:
         with given_by_user(ValueError):
@@ -85,9 +78,25 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
         check_resumable(resume.meta["config"], config, run_folder.place)
         check_shapes(resume, config, run_folder.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
-    warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
     precision = agree(config, train_store.vocab_size, world, resume)
     return TrainInputs(train_store, validation_store, resume, warnings, initial, precision)
+
+
+def agreed_checkpoint(run_folder: RunFolder, world: World) -> tuple[Checkpoint | None, list[str]]:
+    """The checkpoint that rank 0 resumes from, opened by this process too; None where the run has none. On rank 0 also a sentence
+    for each newer one that cannot be used.
+    """
+    if world.rank == 0:
+        resume, complaints = run_folder.newest()
+        world.broadcast_str(resume.folder.name if resume else "")
+        return resume, complaints
+    name = world.broadcast_str("")
+    try:
+        return (run_folder.open_checkpoint(name) if name else None), []
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"rank 0 resumes from {name}, but {error}: is {run_folder.place} shared by all workers?"
+        ) from None
 
 
 def train_as_worker(
