@@ -55,23 +55,20 @@ PLACE = "throughline.place"
 def saved_run(run_folder: Path) -> dict[str, Any]:
     """The contents of mlflow_run.json, which name the folder's run in MLflow; empty without it. Raises UserError if damaged."""
     path = run_folder / RECORD
-    kinds = {"starts": list, "params": dict, "changes": list}
     try:
         saved = json.loads(path.read_bytes())
-        if isinstance(saved, dict):
-            odd = [key for key, kind in kinds.items() if not isinstance(saved.get(key, kind()), kind)]
-            if not odd:
-                return saved
-            error = f"{odd[0]} has another type"
-        else:
-            error = "it holds no object"
+        if not isinstance(saved, dict):
+            raise ValueError("it holds no object")
+        for key, kind in {"starts": list, "params": dict, "changes": list}.items():
+            if not isinstance(saved.get(key, kind()), kind):
+                raise ValueError(f"{key} has another type")
+        return saved
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as found:
-        error = found
-    raise UserError(
-        f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
-    )
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
+        ) from None
 
 
 def save_run(run_folder: Path, values: Mapping[str, Any]) -> None:
