@@ -208,15 +208,15 @@ def check_fits(checkpoint: Snapshot, store: SegmentStore, override: str) -> None
             f"{checkpoint.folder / 'config.json'} does not record the tokenizer that the model was trained with: export its run "
             "again"
         )
-    if meta["tokenizer"] == manifest.tokenizer.fingerprint and meta["vocab_size"] != manifest.tokenizer.vocab_size:
-        raise UserError(
-            f"{checkpoint.folder} has embeddings of {meta['vocab_size']} ids, and its tokenizer {manifest.tokenizer.vocab_size}: "
-            f"call resize_token_embeddings({manifest.tokenizer.vocab_size}) on the model, and save it again"
-        )
-    if meta["vocab_size"] != manifest.tokenizer.vocab_size or meta["tokenizer"] != manifest.tokenizer.fingerprint:
+    if meta["tokenizer"] != manifest.tokenizer.fingerprint:
         raise UserError(
             f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "
-            f"({manifest.tokenizer.name}, {manifest.tokenizer.vocab_size} ids): prepare the corpus with the tokenizer of its run"
+            f"({manifest.tokenizer.name}, {store.vocab_size} ids): prepare the corpus with the tokenizer of its run"
+        )
+    if meta["vocab_size"] != store.vocab_size:
+        raise UserError(
+            f"{checkpoint.folder} has embeddings of {meta['vocab_size']} ids, and its tokenizer {store.vocab_size}: "
+            f"call resize_token_embeddings({store.vocab_size}) on the model, and save it again"
         )
     if meta["store"] != manifest.fingerprint and override:
         raise UserError(

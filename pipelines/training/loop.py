@@ -102,7 +102,7 @@ def train(
     # Model: the same seed, and so the same weights, on every process; then dropout of its own for each
     resume = run.resume
     torch.manual_seed(config.seed)
-    vocab_size = store.manifest.tokenizer.vocab_size
+    vocab_size = store.vocab_size
     trained = resume or run.initial
     with given_by_user(ValueError, RuntimeError):  # from weights that do not fit the model
         built = config.model.restore(vocab_size, trained.weights()) if trained else config.model.build(vocab_size)

@@ -79,7 +79,7 @@ class TrainState:
             "machine": precision.machine,
             "cursor": schedule.cursor(step).tolist(),
             "tokens": schedule.tokens_before(step),
-            "vocab_size": store.manifest.tokenizer.vocab_size,
+            "vocab_size": store.vocab_size,
             "tokenizer": store.manifest.tokenizer.fingerprint,
             "store": store.manifest.fingerprint,
         }
