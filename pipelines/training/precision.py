@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -49,7 +50,7 @@ class Precision:
     name: Dtype
     reason: str
     """Why it was chosen, as a clause."""
-    machine: str = ""
+    machine: str
     """The `kind` of the machine."""
 
     @property
@@ -94,28 +95,27 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype 
         machine: that of rank 0, which decides for all.
         begun: the precision in which the run was trained before, if `auto` has chosen it.
     """
+    chosen = partial(Precision, machine=machine.kind)
     if config.precision != "auto":
-        return Precision(config.precision, "--precision says so", machine.kind)
+        return chosen(config.precision, "--precision says so")
     if begun:
-        return Precision(begun, "the run began with it", machine.kind)
+        return chosen(begun, "the run began with it")
     if machine.device == "cuda":
-        return Precision("bfloat16", "it trains on a GPU", machine.kind)
+        return chosen("bfloat16", "it trains on a GPU")
     units = [unit for unit in UNITS if unit in machine.units]
     if not units:
-        return Precision("float32", "the CPU has no units for bfloat16", machine.kind)
+        return chosen("float32", "the CPU has no units for bfloat16")
     width = width_of(config.model, vocab_size)
     if width < MIN_WIDTH:
-        reason = f"the model's width is {width}, and auto takes bfloat16 from {MIN_WIDTH} on"
-        return Precision("float32", reason, machine.kind)
-    return Precision("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}", machine.kind)
+        return chosen("float32", f"the model's width is {width}, and auto takes bfloat16 from {MIN_WIDTH} on")
+    return chosen("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}")
 
 
 def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint | None) -> Precision:
     """The precision of a run in all of its processes: rank 0's, whatever the machines of the others."""
     machine = machine_of(world.device)
     chosen = decide(config, vocab_size, machine, recorded_precision(resume) if resume else None)
-    name = world.broadcast_str(chosen.name)
-    return replace(chosen, name="bfloat16" if name == "bfloat16" else "float32")
+    return replace(chosen, name=cast("Dtype", world.broadcast_str(chosen.name)))
 
 
 def recorded_precision(resume: Checkpoint) -> Dtype | None:
