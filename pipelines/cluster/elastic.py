@@ -59,8 +59,8 @@ def train_on_ray(
     ray_session.start(num_cpus=math.ceil(config.workers[-1] * config.placement.cpus), log_to_driver=False)
     import ray
 
-    check_machines(config)
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
+    check_machines(config, use_gpu)
     run = RunFolder.of(config)
     failures = 0
     damaged = run.beyond(first_step)
@@ -96,7 +96,7 @@ def train_on_ray(
         raise Stopped(step)
 
 
-def check_machines(config: TrainConfig) -> None:
+def check_machines(config: TrainConfig, use_gpu: bool) -> None:
     """Raise UserError where the machines cannot train this run. Lack of room on a cluster is no error: an autoscaler may act."""
     machines = ray_session.machines()
     if not ray_session.cluster_address():
@@ -104,7 +104,6 @@ def check_machines(config: TrainConfig) -> None:
             raise UserError(
                 "use_gpu is yes, and Ray finds no GPU here: choose --use-gpu auto, or fix the CUDA installation"
             )
-        use_gpu = config.uses_gpu(sum(there.get("GPU", 0) for there in machines))
         fitting = sum(config.placement.fits(there, use_gpu) for there in machines)
         if fitting < config.workers[0]:  # and no autoscaler makes more
             raise UserError(
