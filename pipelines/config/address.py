@@ -17,6 +17,7 @@ from common.credentials import without_credentials
 from common.errors import UserError, nearest
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+"""The databases that MLflow keeps runs in. An address begins with one of these names, and perhaps a driver: mysql+pymysql."""
 CATALOGS = ("databricks-uc", "uc")
 KNOWN = ("http", "https", "databricks", *DATABASES)
 FOLDERS = "MLFLOW_ALLOW_FILE_STORE"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.credentials import without_credentials
 from common.errors import OF_A_FILE, UserError, first_cause
+from pipelines.config.address import DATABASES
 from pipelines.config.run import TrackingConfig
 
 MAX_CAUSE_LENGTH = 600
@@ -61,7 +62,7 @@ def check_tracking(config: TrackingConfig, root: Path) -> None:
     database, or another version of MLflow has made it. A server is not asked: one that does not answer may answer later.
     """
     uri = tracking_uri(config, root)
-    if config.backend == "none" or not uri.startswith(("sqlite", "postgresql", "mysql", "mssql")):
+    if config.backend == "none" or not uri.startswith(DATABASES):
         return
     if not uri.startswith("sqlite:"):
         _check_driver(uri)
