@@ -12,7 +12,6 @@ import platform
 import secrets
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,8 +49,12 @@ def facts_here(libraries: Sequence[str]) -> Facts:
         except importlib.metadata.PackageNotFoundError:
             versions[library] = "(not installed)"
     versions["our code"] = code_digest()
-    temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return Facts(versions, psutil.virtual_memory().available, free_bytes(temporary), smallest_gpu())
+    return Facts(versions, psutil.virtual_memory().available, free_bytes(temporary()), smallest_gpu())
+
+
+def temporary() -> str:
+    """The folder below which Ray has its sockets, logs and addresses."""
+    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
 
 
 def code_digest() -> str:

@@ -28,6 +28,7 @@ import psutil
 
 from common.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
+from pipelines.cluster.machine import temporary
 from pipelines.terminal import home, plugins
 from pipelines.training.stopping import RayLost
 
@@ -59,11 +60,6 @@ STARTS = 3
 """Attempts to start a local session: a machine under heavy load may be too slow for Ray's own patience."""
 SOCKET_NAME = 107
 """Bytes of the longest name that a socket may have."""
-
-
-def temporary() -> str:
-    """The folder below which Ray has its sockets, logs and addresses."""
-    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
 
 
 def cluster_address() -> str:
