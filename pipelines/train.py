@@ -29,6 +29,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
+from pipelines.cluster.ray_session import RayLost
 from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
@@ -37,7 +38,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
-from pipelines.training.stopping import STOPPED_STATUS, RayLost, Stop, Stopped
+from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
 from pipelines.training.world import Launched, World, join
 

@@ -33,7 +33,7 @@ from pipelines.config.run import TrainConfig
 from pipelines.terminal import cli
 from pipelines.tracking import Tracker
 from pipelines.training.progress import messages_into_log
-from pipelines.training.stopping import RayLost, Stop, Stopped
+from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.watchdog import hang_file
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
@@ -243,7 +243,7 @@ def why(run: RunFolder, error: BaseException) -> str:
     return f"a worker died ({first_line(error)})"
 
 
-def end_without_ray(config: TrainConfig, lost: RayLost) -> NoReturn:
+def end_without_ray(config: TrainConfig, lost: ray_session.RayLost) -> NoReturn:
     """Print what to do when Ray itself has died, and end this process, which Ray would hold for another minute."""
     run = RunFolder.of(config)
     step = run.newest_step()

@@ -30,7 +30,6 @@ from common.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster.machine import temporary
 from pipelines.terminal import home, plugins
-from pipelines.training.stopping import RayLost
 
 T = TypeVar("T")
 
@@ -245,6 +244,10 @@ def nodes() -> list[Node]:
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     return [Node(node) for node in sorted(alive, key=lambda node: "node:__internal_head__" not in node["Resources"])]
+
+
+class RayLost(Exception):
+    """Ray itself has died: its head, or its process on this machine."""
 
 
 class Watch:

@@ -45,10 +45,6 @@ class Stopped(Exception):
         self.step = step
 
 
-class RayLost(Exception):
-    """Ray itself has died: its head, or its process on this machine."""
-
-
 class Stop:
     """Whether a run was asked to stop, by a signal to this process or a file in the run's folder."""
 
