@@ -96,7 +96,7 @@ def begin_run(
         params: the fields that the run is trained with from this step on; None: it is not trained.
         abandoned: whether an earlier start had recorded metrics of later steps.
 
-    Returns a sentence if the folder becomes a new run in MLflow: it is a copy of another run's, or MLflow has points of later steps
+    Returns a note if the folder becomes a new run in MLflow: it is a copy of another run's, or MLflow has points of later steps
     that were trained otherwise. Else empty.
     """
     start = uuid.uuid4().hex[:16]
@@ -110,21 +110,21 @@ def begin_run(
     save_run(run_folder, saved)
     publish()  # before the other place is read: if it is this one, it must show the new start
     before = str(saved["place"])
-    said = ""
+    note = ""
     if before != place.recorded and is_elsewhere(saved, start):
-        said = copy_note(place.recorded, before)
+        note = copy_note(place.recorded, before)
         saved = forked(saved, before, step)
     elif others:
-        said = (
+        note = (
             f"the steps after {step:,} were trained before with another {', '.join(others)}: it continues as a new run in MLflow, "
             "which begins with the curve up to there"
         )
         left = {"run_id": saved.get("run_id"), "starts": saved["starts"]}
         saved = {**forked(saved, before, step), "abandoned": left}
-    if said or before != place.recorded:
+    if note or before != place.recorded:
         save_run(run_folder, {**saved, "place": place.recorded})
         publish()
-    return said
+    return note
 
 
 def is_elsewhere(saved: Mapping[str, Any], start: str) -> bool:

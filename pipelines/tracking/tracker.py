@@ -99,9 +99,9 @@ class Tracker:
         else:
             step = resume_step
             trained = {**params, "store": dataset.digest} if dataset else params
-        said = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
-        if said:
-            print(f"note: {said}", file=sys.stderr, flush=True)
+        note = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
+        if note:
+            print(f"note: {note}", file=sys.stderr, flush=True)
         described = {"mlflow.source.git.commit": git_commit(), **tags}
         with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
             described["mlflow.user"] = getpass.getuser()
@@ -315,8 +315,8 @@ class Tracker:
         else:
             self._say(f"refused the run's metrics ({cause}); they are in {self._file.path}")
 
-    def _say(self, said: str, kind: str = "warning: ") -> None:
-        print(f"{kind}MLflow at {self._where} {said}", file=sys.stderr, flush=True)
+    def _say(self, news: str, kind: str = "warning: ") -> None:
+        print(f"{kind}MLflow at {self._where} {news}", file=sys.stderr, flush=True)
 
     def _stop(self, cause: str) -> TrackingError:
         return TrackingError(

@@ -59,9 +59,9 @@ def _fits(resume: Checkpoint, model: Any, **fields: Any) -> bool:
 
 def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str, Any], now: dict[str, Any]) -> str:
     begun = ", ".join(f"{key}={before.get(key)}" for key in fields)
-    said = ", ".join(f"{key}={now.get(key)}" for key in fields)
+    asked = ", ".join(f"{key}={now.get(key)}" for key in fields)
     return (
-        f"{place} was begun with {begun}, and {what} cannot be used with {said}: --allow-change does not help; return to {begun}, "
+        f"{place} was begun with {begun}, and {what} cannot be used with {asked}: --allow-change does not help; return to {begun}, "
         "or choose another --run, which begins anew"
     )
 

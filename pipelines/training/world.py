@@ -76,10 +76,10 @@ class World:
 
     def broadcast_str(self, text: str) -> str:
         """Rank 0's text on every process: a name, or nothing."""
-        said = [text]
+        texts = [text]
         if self.size > 1:
-            dist.broadcast_object_list(said, 0, group=self.control)
-        return said[0]
+            dist.broadcast_object_list(texts, 0, group=self.control)
+        return texts[0]
 
 
 def join(device: torch.device, **where: Any) -> None:
