@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from common.errors import UserError
 
-kinds = cache(get_type_hints)
+field_types = cache(get_type_hints)
 """The annotations of a config's fields, by its class."""
 NAMES = {int: "a whole number", float: "a number", str: "a word"}
 
 
 def check_fields(group: str, config: Any, **least: float) -> None:
     """Raise UserError if a field's value has the wrong type, or if a field of ``least`` is infinite or below its bound there."""
-    known = kinds(type(config))
+    known = field_types(type(config))
     for field in dataclasses.fields(config):
         name = field.name
         value = getattr(config, name)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from common.checks import check_fields, kinds
+from common.checks import check_fields, field_types
 from common.choices import IGNORED as IGNORED
 from common.choices import Recompute
 from common.errors import UserError
@@ -124,7 +124,7 @@ def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
 
     Integers are at least 1, those of ``from_0`` at least 0; other numbers are finite; ``dropout`` is at least 0 and below 1.
     """
-    integers = [field.name for field in dataclasses.fields(config) if kinds(type(config))[field.name] is int]
+    integers = [field.name for field in dataclasses.fields(config) if field_types(type(config))[field.name] is int]
     check_fields("model", config, **{name: 0 if name in from_0 else 1 for name in integers})
     for name, value in vars(config).items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -26,7 +26,7 @@ def clone_checkpoint(source: Place, target: Place, step: int) -> None:
     """
     checkpoint = find(source, step)
     if not target.is_local:
-        return _take_over_in_bucket(checkpoint, target, step)
+        return _clone_in_bucket(checkpoint, target, step)
     folder = Path(target.path)
     folder.mkdir(parents=True, exist_ok=True)
     copied = folder / f".{name_of(step, secrets.token_hex(4))}.tmp"
@@ -37,7 +37,9 @@ def clone_checkpoint(source: Place, target: Place, step: int) -> None:
 def find(checkpoints: Place, step: int) -> Place:
     """The checkpoint of a step. Raises CheckpointError when it is not there, or, in a folder, damaged."""
     if checkpoints.is_local:
-        return Place.parse(Checkpoint.open(Path(checkpoints.path) / name_of(step)).folder)
+        checkpoint = checkpoints / name_of(step)
+        Checkpoint.open(Path(checkpoint.path))
+        return checkpoint
     found = _of_step(checkpoints, step)
     if found:
         return found[0]
@@ -49,7 +51,7 @@ def _of_step(checkpoints: Place, step: int) -> list[Place]:
     return [checkpoints / name for name in names if step_of(name) == step]
 
 
-def _take_over_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
+def _clone_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
     """Copy the checkpoint under a new name, checkpoint.json last, then remove the target's own checkpoints of that step."""
     ours = _of_step(target, step)
     made = target / name_of(step, secrets.token_hex(4))

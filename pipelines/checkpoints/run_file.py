@@ -33,14 +33,14 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         return presets
     if not name.partition("?")[0].endswith(".json"):  # a URI's query says where its bucket is
         return {**presets, **begun_with(name)}
-    path = Place.parse(argv[0])
+    path = Place.parse(name)
     try:
         values = json.loads(path.read_bytes())
         with given_by_user(ValueError):
             config = in_its_folder(run_from_json(values.get("config", values)), path)
         if any(word.partition("=")[0] == "--run" for word in argv):
             config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, parent=""))
-        return {**presets, argv[0]: config}
+        return {**presets, name: config}
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
