@@ -80,10 +80,11 @@ class RecConfig(WindowedConfig):
 
         return WindowedTransformer(self, vocab_size, layer, sharing_layer=last - 1 if self.feedback else None)
 
-    def layer_costs(self) -> list[Costs]:
+    def stack_costs(self) -> Costs:
         recurrent = len(self.recurrent_layers)
+        layer = self.window_costs(self.states) + self.state_costs()
         other = self.window_costs(self.states if self.feedback else 0)
-        return [self.window_costs(self.states) + self.state_costs()] * recurrent + [other] * (self.layers - recurrent)
+        return layer * recurrent + other * (self.layers - recurrent)
 
     def state_costs(self) -> Costs:
         """The horizontal direction: one update of the states, once per block."""

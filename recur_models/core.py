@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recur_models.costs import Costs, attention, product, scales
+from recur_models.costs import Costs, attention, product, scales, tied_logits
 from recur_models.layers import MASKED, is_plain, joined, linear_part, merge_heads, split_heads
 from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
@@ -67,11 +67,10 @@ class CoreConfig(ModelConfig):
         )
         return projected + attended + replace(product(cached, d, 2 * w), parameters=0) + scales(f, d, 4 * d)
 
-    def outer_costs(self, vocab_size: int, rows: int, distances: int, block: int) -> Costs:
+    def outer_costs(self, vocab_size: int, distances: int) -> Costs:
         """Embeddings, the table of distances, final norm and output layer, of a block's own tokens."""
-        logits = replace(product(rows, self.d_model, vocab_size), block=block)
-        total = logits + scales(vocab_size, 2 * self.d_model, self.head_dim * distances, vocab_size * self.d_model)
-        return replace(total, embedding_parameters=vocab_size * self.d_model)
+        own = scales(vocab_size, 2 * self.d_model, self.head_dim * distances, vocab_size * self.d_model)
+        return tied_logits(self.block, self.d_model, vocab_size) + own
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]

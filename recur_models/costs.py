@@ -50,6 +50,16 @@ class Costs:
             without_gradient=self.without_gradient + other.without_gradient,
         )
 
+    def __mul__(self, times: int) -> Costs:
+        """Parameters and FLOPs so many times, as of equal layers. The other fields stay."""
+        return replace(
+            self,
+            parameters=self.parameters * times,
+            flops=self.flops * times,
+            computed_flops=self.computed_flops * times,
+            without_gradient=self.without_gradient * times,
+        )
+
     @property
     def flops_per_token(self) -> float:
         """Needed FLOPs of the forward pass for one token."""
@@ -75,6 +85,11 @@ def product(rows: int, fan_in: int, fan_out: int) -> Costs:
     """Costs of ``rows`` vectors through one matrix."""
     flops = 2 * rows * fan_in * fan_out
     return Costs(fan_in * fan_out, flops, flops)
+
+
+def tied_logits(block: int, width: int, vocab_size: int) -> Costs:
+    """Costs of a block's logits, made by the embedding: a model's first costs, to which those of its other parts are added."""
+    return replace(product(block, width, vocab_size), embedding_parameters=width * vocab_size, block=block)
 
 
 def scales(*sizes: int) -> Costs:

@@ -80,11 +80,10 @@ class FeedbackTransformerConfig(CoreConfig):
         W = self.window
         S = self.span
         layer = self.layer_costs(W, W * S, W * S + W * (W - 1) // 2, S)
-        total = sum([layer] * self.layers, start=self.outer_costs(vocab_size, W, S, W) + scales(self.layers + 1))
+        total = self.outer_costs(vocab_size, S) + scales(self.layers + 1) + layer * self.layers
         kinds = 1 if self.keys == "shared" else self.layers
         keys = product(W, self.d_model, 2 * self.width)  # among those of a layer
-        spared = [replace(keys, parameters=-keys.parameters, flops=-keys.flops, computed_flops=-keys.flops)]
-        total = sum(spared * (self.layers - kinds), start=total)
+        total += keys * (kinds - self.layers)
         return replace(total, segment_flops=kinds * product(S, self.d_model, 2 * self.width).flops)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
-from recur_models.costs import Costs, attention, product, scales
+from recur_models.costs import Costs, attention, product, scales, tied_logits
 from recur_models.protocol import ModelConfig, check_sizes
 
 MASKED = -3e4
@@ -59,13 +59,11 @@ class StackConfig(ModelConfig):
         return self.heads * self.head_dim
 
     def costs(self, vocab_size: int) -> Costs:
-        logits = product(self.window, self.d_model, vocab_size)
-        total = sum(self.layer_costs(), start=replace(logits, block=self.window))
-        return replace(total + scales(self.d_model), embedding_parameters=logits.parameters)
+        return tied_logits(self.window, self.d_model, vocab_size) + self.stack_costs() + scales(self.d_model)
 
     @abstractmethod
-    def layer_costs(self) -> list[Costs]:
-        """Costs of each layer, for one block of one lane, in any order."""
+    def stack_costs(self) -> Costs:
+        """Costs of all layers, for one block of one lane."""
 
 
 class Dropouts(NamedTuple):

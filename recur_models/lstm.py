@@ -10,13 +10,13 @@ Letters: B lanes · T tokens · K blocks of W tokens · n tokens of one block ·
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from recur_models.costs import Costs, product, scales
+from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.hidden import note
 from recur_models.losses import untied_output
 from recur_models.protocol import (
@@ -60,11 +60,9 @@ class LSTMConfig(ModelConfig):
     def costs(self, vocab_size: int) -> Costs:
         d = self.d_model
         W = self.window
-        embedding = vocab_size * d
-        total = replace(product(W, d, vocab_size), block=W) + scales(vocab_size, embedding)
-        for _ in range(self.layers):
-            total += product(W, d, 4 * d) + product(W, d, 4 * d) + scales(8 * d)
-        return replace(total, embedding_parameters=embedding)
+        layer = product(W, d, 4 * d) * 2 + scales(8 * d)
+        output = scales(vocab_size, vocab_size * d)  # an output layer of its own
+        return tied_logits(W, d, vocab_size) + output + layer * self.layers
 
 
 class LSTMLayer(nn.Module):

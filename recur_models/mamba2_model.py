@@ -12,14 +12,14 @@ State: that of the mixers (mamba2.py), under ``layers.i``. Letters: see mixer.py
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from recur_models.costs import Costs, product, scales
+from recur_models.costs import Costs, scales, tied_logits
 from recur_models.layers import upcast
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2, Variant
@@ -233,12 +233,10 @@ class Mamba2Config(PretrainedConfig):
 
     def costs(self, vocab_size: int) -> Costs:
         c = self.sized()
-        logits = product(self.window, c.d_model, vocab_size)
-        total = replace(logits, block=self.window) + scales(c.d_model)
+        total = tied_logits(self.window, c.d_model, vocab_size) + scales(c.d_model)
         if c.output == "own":
-            total += scales(logits.parameters)
-        total = sum([Mamba2.costs(self.sizes, self.variant)] * c.layers, start=total)
-        return replace(total, embedding_parameters=logits.parameters)
+            total += scales(vocab_size * c.d_model)
+        return total + Mamba2.costs(self.sizes, self.variant) * c.layers
 
 
 class Mamba2Layer(StackLayer):

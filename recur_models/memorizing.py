@@ -79,11 +79,11 @@ class MemorizingConfig(WindowedConfig):
 
         return WindowedTransformer(self, vocab_size, layer)
 
-    def layer_costs(self) -> list[Costs]:
+    def stack_costs(self) -> Costs:
         search = 2 * self.width * self.window * self.memory
         read = attention(self.width, self.window * self.top_k)
         found = Costs(self.heads, search + read.flops, search + read.computed_flops, 2 * search + read.flops)
-        return [self.window_costs()] * (self.layers - 1) + [self.window_costs(position=False) + found]
+        return self.window_costs() * (self.layers - 1) + self.window_costs(position=False) + found
 
 
 class MemorizingLayer(WindowedLayer):

@@ -78,15 +78,15 @@ class MemoryTokensConfig(StackConfig):
     def build(self, vocab_size: int) -> MemoryTokensModel:
         return MemoryTokensModel(self, vocab_size)
 
-    def layer_costs(self) -> list[Costs]:
-        """As `StackConfig.layer_costs`; the last entry is the memory tokens."""
+    def stack_costs(self) -> Costs:
+        """As `StackConfig.stack_costs`, with the memory tokens."""
         R = self.read_tokens
         S = self.memory_tokens
         W = self.window
         N = R + W + S
         pairs = R * R + W * R + W * (W + 1) // 2 + S * N
         layer = token_costs(replace(self, window=N), pairs, computed_pairs=N * N) + self.association_costs(N)
-        return [layer] * self.layers + [scales(S * self.d_model)]
+        return layer * self.layers + scales(S * self.d_model)
 
 
 @dataclass(frozen=True)

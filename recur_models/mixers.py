@@ -11,13 +11,13 @@ State: that of the mixers, under ``layers.i``. Letters: see mixer.py.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
 from common.errors import UserError
-from recur_models.costs import Costs, product, scales
+from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.gated_delta import GatedDelta
 from recur_models.hidden import note
 from recur_models.layers import RMSNorm, linear
@@ -150,16 +150,15 @@ class MixersConfig(ModelConfig):
         return MixersModel(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
-        logits = product(self.window, self.d_model, vocab_size)
         mlp = product(self.window, self.d_model, 2 * self.mlp_dim) + product(self.window, self.mlp_dim, self.d_model)
-        total = replace(logits, block=self.window) + scales(self.d_model)
+        total = tied_logits(self.window, self.d_model, vocab_size) + scales(self.d_model)
         for name in self.layers:
             total += MIXERS[name].costs(self.sizes)
             if self.mlp_dim:
                 total += mlp + scales(self.d_model)
         if self.output == "own":
-            total += scales(logits.parameters)
-        return replace(total, embedding_parameters=logits.parameters)
+            total += scales(vocab_size * self.d_model)
+        return total
 
 
 class GatedMLP(nn.Module):

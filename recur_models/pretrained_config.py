@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
-from recur_models.costs import Costs, attention, product, scales
+from recur_models.costs import Costs, attention, product, scales, tied_logits
 from recur_models.pretrained import Decoder
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_recurrence import LayerRecurrence, Pooling, Recurrence, StackRecurrence
@@ -223,14 +223,13 @@ class DecoderConfig(PretrainedConfig):
         T = self.window
         d = c.d_model
         layer = c.layer_costs(T) + attention(d, T * (T + 1) // 2, T * T)
-        logits = replace(product(self.block, d, vocab_size), block=self.block)
-        total = sum([layer] * c.layers, start=logits)
+        total = tied_logits(self.block, d, vocab_size) + layer * c.layers
         total += scales(sum(parameter.numel() for parameter in c.norm().parameters()))
         if c.embeds_positions:
             total += scales(c.positions * d)
         if c.own_output:
-            total += scales(logits.parameters)
-        return replace(total, embedding_parameters=logits.parameters)
+            total += scales(vocab_size * d)
+        return total
 
 
 @dataclass(frozen=True)
@@ -312,14 +311,13 @@ class RecurrentDecoderConfig(DecoderConfig):
         N = self.embeddings
         query = replace(product(N, d, d), flops=0)  # which h_prev does not need
         read = replace(product(N, d, 2 * self.kv_width) + query, parameters=0) + attention(d, N * self.window)
-        steps = [product(1, size, to) + scales(to) for size, to in pairwise(self.steps)]
-        total = super().costs(vocab_size)
+        made = sum((product(1, size, to) + scales(to) for size, to in pairwise(self.steps)), start=Costs())
+        total = super().costs(vocab_size) + read * len(self.inserted)
         if self.source == "layer":
-            return sum([read, *steps] * len(self.inserted), start=total)
-        total += scales(c.layers)
+            return total + made * len(self.inserted)
         if self.pooling == "attention":
             total += scales(d)
-        return sum([read] * len(self.inserted) + steps, start=total)
+        return total + made + scales(c.layers)
 
     @property
     def steps(self) -> tuple[int, ...]:

@@ -75,8 +75,8 @@ class SlideConfig(WindowedConfig):
     def build(self, vocab_size: int) -> WindowedTransformer:
         return WindowedTransformer(self, vocab_size, lambda _: Layer(self))
 
-    def layer_costs(self) -> list[Costs]:
-        return [self.window_costs()] * self.layers
+    def stack_costs(self) -> Costs:
+        return self.window_costs() * self.layers
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class XLConfig(WindowedConfig):
     def build(self, vocab_size: int) -> WindowedTransformer:
         return WindowedTransformer(self, vocab_size, lambda _: Layer(self, cache="detached"))
 
-    def layer_costs(self) -> list[Costs]:
-        return [self.window_costs()] * self.layers
+    def stack_costs(self) -> Costs:
+        return self.window_costs() * self.layers
 
 
 class Part(NamedTuple):

@@ -71,9 +71,7 @@ class StaircaseConfig(CoreConfig):
         M = self.passes
         C = self.chunk
         cached = C if self.in_step_cached else 0
-        steady = [self._pass(M, cached)] * self.layers
-        outer = self.outer_costs(vocab_size, C, N * C, C)
-        total = sum(steady, start=outer)
+        total = self.outer_costs(vocab_size, N * C) + self._pass(M, cached) * self.layers
         drained = sum(self._pass(active, cached).computed_flops for active in range(1, M))
         keys_made = self._pass(0, self.in_step_cached * C).computed_flops - self._pass(0, cached).computed_flops
         return replace(total, segment_flops=self.layers * (drained + keys_made))

@@ -53,7 +53,7 @@ class TransformerXLConfig(CoreConfig):
         W = self.window
         S = self.span
         layer = self.layer_costs(W, W * S, W * (W + S), S)
-        total = sum([layer] * self.depth, start=self.outer_costs(vocab_size, W, S, W))
+        total = self.outer_costs(vocab_size, S) + layer * self.depth
         shared = (self.depth - self.layers) * layer.parameters
         once = self.layer_costs(0, 0, 0, 0, cached=S).computed_flops
         return replace(total, parameters=total.parameters - shared, segment_flops=self.depth * once)

@@ -40,9 +40,9 @@ class VanillaConfig(StackConfig):
     def build(self, vocab_size: int) -> VanillaTransformer:
         return VanillaTransformer(self, vocab_size)
 
-    def layer_costs(self) -> list[Costs]:
+    def stack_costs(self) -> Costs:
         W = self.window
-        return [token_costs(self, pairs=W * (W + 1) // 2, computed_pairs=W * W)] * self.layers
+        return token_costs(self, pairs=W * (W + 1) // 2, computed_pairs=W * W) * self.layers
 
 
 class VanillaLayer(TokenLayer):
