@@ -262,7 +262,7 @@ class CoreModel(RecurrentModel):
         self.final_norm = nn.LayerNorm(config.d_model)
         self.output = nn.Linear(config.d_model, vocab_size)
 
-    def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+    def head(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
         return untied_output(self.final_norm(x_BTD), self.output, targets_BT)
 

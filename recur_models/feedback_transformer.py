@@ -129,7 +129,7 @@ class FeedbackTransformer(CoreModel):
             earlier = [(k[:, :, -span:], v[:, :, -span:]) for k, v in both]
         kept_BSD, count_B = keep_own(torch.cat(memories, 1)[:, -span:], document_BS[:, -span:])
         after = {"states": kept_BSD.to(state["states"].dtype), "states_count": count_B}
-        return self.read_out(torch.cat(outputs, 1), targets_BT), after
+        return self.head(torch.cat(outputs, 1), targets_BT), after
 
     def read(self, x_BWD: Tensor, earlier: Context, crossing_BS: Tensor | None) -> tuple[Tensor, Tensor, Context]:
         """A block behind the keys and values of the ``span`` memories before it. Returns outputs and memories [B, W, D], and the
@@ -260,7 +260,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
             for i, pair in enumerate(model.keys_values(memory_B1D, shared.projection)):
                 for kind, new in zip(("keys", "values"), pair, strict=True):
                     after[f"{i}.{kind}"] = torch.where(here_BW[:, None, :, None], new, after[f"{i}.{kind}"])
-        return model.read_out(torch.cat(outputs, 1), None), after
+        return model.head(torch.cat(outputs, 1), None), after
 
     def close(self, state: State, block: State) -> State:
         span = self.model.config.span

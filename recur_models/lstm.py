@@ -109,7 +109,7 @@ class LSTM(RecurrentModel):
         """Reads block by block: State is reset where a document begins."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
         x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK)
-        return self.read_out(x_BTD, targets_BT), state
+        return self.head(x_BTD, targets_BT), state
 
     def read(self, x_BnD: Tensor, state: State, fresh_B1: Tensor | None = None) -> tuple[Tensor, State]:
         """All layers over some tokens."""
@@ -124,7 +124,7 @@ class LSTM(RecurrentModel):
             after[name] = made.to(before.dtype)
         return x_BnD, after
 
-    def read_out(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
+    def head(self, x_BTD: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats [B, T] where there are targets, else logits [B, T, V]."""
         return untied_output(x_BTD, self.output, targets_BT)
 
@@ -160,7 +160,7 @@ class LSTMIncrementalDecoder(IncrementalDecoder):
             for name in made:
                 made[name].append(now[name])
         after = {name: places.write(block[name], torch.stack(made[name], 1)) for name in state}
-        return self.model.read_out(torch.cat(outputs, 1), None), after
+        return self.model.head(torch.cat(outputs, 1), None), after
 
     def close(self, state: State, block: State) -> State:
         return {name: tensor[:, -1].clone() for name, tensor in block.items()}

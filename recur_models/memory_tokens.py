@@ -34,13 +34,11 @@ from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
 from recur_models.layers import PositionBias, RMSNorm, StackConfig, dropouts, token_costs, upcast
-from recur_models.losses import tied_output
 from recur_models.mixer import Carried
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
     Probe,
-    RecurrentModel,
     State,
     join_layers,
     layer_state,
@@ -48,6 +46,7 @@ from recur_models.protocol import (
     reset,
 )
 from recur_models.stepping import append, attend_parts, bias
+from recur_models.tied_model import TiedModel
 from recur_models.vanilla import VanillaLayer
 
 
@@ -165,9 +164,10 @@ class MemoryLayer(nn.Module):
         return self.tokens.combine(x_BSD, heads_BHSE), {"keys": tokens.k, "values": tokens.v}
 
 
-class MemoryTokensModel(RecurrentModel):
+class MemoryTokensModel(TiedModel):
     """Both models: embeddings, layers, and learned memory tokens, with which a document (rmt) or each block (armt) begins."""
 
+    config: MemoryTokensConfig
     one_graph = True
 
     def __init__(self, config: MemoryTokensConfig, vocab_size: int):
@@ -202,10 +202,9 @@ class MemoryTokensModel(RecurrentModel):
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         """Reads block by block, because a block's tokens read what the block before has written."""
-        x_BTD = self.dropout(self.embedding(tokens_BT))
+        x_BTD = self.embed(tokens_BT)
         x_BTD, after = self.read_blocks(self.read_block, x_BTD, state, fresh_BK)
-        logits = tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT)
-        return logits, {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+        return self.head(x_BTD, targets_BT), {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
 
     def read_block(self, x_BWD: Tensor, state: State, fresh_B1: Tensor) -> tuple[Tensor, State]:
         """One block through all layers. Returns its tokens' outputs [B, W, D], and the next State."""
@@ -235,10 +234,6 @@ class MemoryTokensModel(RecurrentModel):
         part_N = (index_N >= R).long() + (index_N >= R + W).long()
         same_copy_NN = (part_N[:, None] == part_N) & (part_N != 1)
         return (index_N[:, None] < index_N) & ~same_copy_NN
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """The input of the output layer."""
-        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
         """The memory tokens, and the parameters of the associations."""
@@ -284,7 +279,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         key_Z = torch.arange(R + model.block, device=tokens_Bn.device)
         distance_BnZ = places.of_tokens_Bn[..., None] + R - key_Z
         bucket_BnZ = PositionBias.bucket(distance_BnZ)
-        x_BnD = model.dropout(model.embedding(tokens_Bn))
+        x_BnD = model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
@@ -296,7 +291,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             heads_BHnE = attend_parts(tokens.q_self, [*memory, (keys, values)], bias_BHnZ)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)
-        return tied_output(model.hidden(x_BnD), model.embedding.weight, None), join_layers(after)
+        return model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         model = self.model

@@ -36,17 +36,16 @@ from recur_models.layers import (
     merge_heads,
     token_costs,
 )
-from recur_models.losses import tied_output
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
     Probe,
-    RecurrentModel,
     State,
     join_layers,
     layer_state,
 )
 from recur_models.stepping import append, attend_parts, bias
+from recur_models.tied_model import TiedModel
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -274,12 +273,14 @@ class Layer(WindowedLayer):
         return self.tokens.probes()
 
 
-class WindowedTransformer(RecurrentModel):
-    """The stack with tied embeddings; logits are divided by √d.
+class WindowedTransformer(TiedModel):
+    """The stack.
 
     ``layer``: makes the layer at a place in the stack, counted from 0. ``sharing_layer``: under feedback, the place of the layer
     whose states all layers read (Appendix E); the stack then runs block by block.
     """
+
+    config: WindowedConfig
 
     def __init__(
         self,
@@ -312,13 +313,13 @@ class WindowedTransformer(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        x_BTD = self.dropout(self.embedding(tokens_BT))
+        x_BTD = self.embed(tokens_BT)
         stack = partial(self.stack, windows=[layer.tokens.window() for layer in self.layers])
         if self.sharing_layer is not None or self.recompute == "block":
             x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK)
         else:
             x_BTD, state = stack(x_BTD, state, fresh_BK)
-        return tied_output(self.hidden(x_BTD), self.embedding.weight, targets_BT), state
+        return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """All layers over some blocks."""
@@ -344,10 +345,6 @@ class WindowedTransformer(RecurrentModel):
             return None
         own = layer_state(self.sharing_layer, state)
         return self.layers[self.sharing_layer].project_states(own, fresh_B)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """The input of the output layer."""
-        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return WindowedIncrementalDecoder(self)
@@ -377,13 +374,13 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
             unseen_BnZ = unseen_BnZ | (absent_B11 & (distance_BnZ > place_Bn1))
             blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
         part = Part(places, PositionBias.bucket(distance_BnZ), unseen_BnZ, blind_BHn1)
-        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        x_BnD = self.model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
             x_BnD, changed = layer.extend(x_BnD, part, layer_state(i, state), layer_state(i, block))
             after.append(changed)
-        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), join_layers(after)
+        return self.model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         after: State = {}

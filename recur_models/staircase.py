@@ -162,7 +162,7 @@ class Staircase(CoreModel):
                 after = x_BSCD
         states_BSCD, count_B = keep_own(after, document_BS[:, document_BS.shape[1] - old :])
         states_BSCD = states_BSCD.to(state["states"].dtype).clone()
-        return self.read_out(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
+        return self.head(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
 
     def steps(self, document_BS: Tensor, blocks: int) -> list[Step]:
         """The steps of a segment: one for each chunk that joins, and those that drain."""
@@ -297,7 +297,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
                 x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
             if i == 0:
                 after["first"] = places.write(after["first"], x_BnD)
-        return model.read_out(x_BnD, None), after
+        return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         slots = self.model.config.in_step - 1

@@ -104,7 +104,7 @@ class TransformerXL(CoreModel):
             x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK)
         else:
             x_BTD, state = self.read(x_BTD, state, fresh_BK)
-        return self.read_out(x_BTD, targets_BT), state
+        return self.head(x_BTD, targets_BT), state
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """All layers over some blocks."""
@@ -186,7 +186,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
                 after[kind] = put(places, after[kind], new)
             parts = [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
             x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
-        return model.read_out(x_BnD, None), after
+        return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:
         config = self.model.config

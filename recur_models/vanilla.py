@@ -17,18 +17,17 @@ from torch import Tensor, nn
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.layers import MASKED, PositionBias, RMSNorm, StackConfig, dropout_mask, dropouts, token_costs
-from recur_models.losses import tied_output
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
     Probe,
-    RecurrentModel,
     State,
     join_layers,
     layer_state,
 )
 from recur_models.sliding_window import TokenLayer
 from recur_models.stepping import append, attend_parts, bias
+from recur_models.tied_model import TiedModel
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class VanillaLayer(TokenLayer):
         return self.combine(x_BKWD, weights @ tokens.v)
 
 
-class VanillaTransformer(RecurrentModel):
+class VanillaTransformer(TiedModel):
     """The stack; its blocks never meet."""
 
     one_graph = True
@@ -95,13 +94,13 @@ class VanillaTransformer(RecurrentModel):
     ) -> tuple[Tensor, State]:
         """Reads all blocks at once: none sees another."""
         blocks = fresh_BK.shape[1]
-        x_BKWD = self.dropout(self.embedding(tokens_BT)).unflatten(1, (blocks, self.block))
+        x_BKWD = self.embed(tokens_BT).unflatten(1, (blocks, self.block))
         if self.recompute == "block":
             run = self.recomputed("block", self.stack)
             x_BKWD = torch.cat([run(x_B1WD) for x_B1WD in x_BKWD.split(1, 1)], dim=1)
         else:
             x_BKWD = self.stack(x_BKWD)
-        return tied_output(self.hidden(x_BKWD).flatten(1, 2), self.embedding.weight, targets_BT), {}
+        return self.head(x_BKWD.flatten(1, 2), targets_BT), {}
 
     def stack(self, x_BKWD: Tensor) -> Tensor:
         """All layers over some blocks."""
@@ -109,10 +108,6 @@ class VanillaTransformer(RecurrentModel):
             note(i, x_BKWD)
             x_BKWD = self.recomputed("layer", layer)(x_BKWD)
         return x_BKWD
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """The input of the output layer."""
-        return self.final_dropout(self.final_norm(x)) / self.config.d_model**0.5
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return VanillaIncrementalDecoder(self)
@@ -134,7 +129,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
         distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
         bucket_BnW = PositionBias.bucket(distance_BnW)
         unseen_BnW = distance_BnW < 0
-        x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
+        x_BnD = self.model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
@@ -144,7 +139,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
             heads_BHnE = attend_parts(tokens.q_self, [(keys, values)], bias_BHnW)
             x_BnD = layer.combine(x_BnD, heads_BHnE)
             after.append(changed)
-        return tied_output(self.model.hidden(x_BnD), self.model.embedding.weight, None), join_layers(after)
+        return self.model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         return {}
