@@ -37,6 +37,7 @@ from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, joined, split_heads
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
+from recur_models.stepping import kept_parts, sight
 
 
 class Shared(NamedTuple):
@@ -245,13 +246,9 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         shared = model.shared(missing=True)
         for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
-            distance_B1m = place_B1[..., None] + config.span - slot_m
-            unseen_B1m = (distance_B1m < 1) | (distance_B1m > config.span)
+            distance_B1m, unseen_B1m = sight(place_B1, config.span, len(slot_m))
             seen = Seen(unseen_B1m[:, None], missing_B1m)
-            parts = [
-                [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
-                for i in range(len(model.makers))
-            ]
+            parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)
             outputs.append(output_B1D)
             # Padding is written too, behind the lane's own tokens. Later tokens overwrite it.

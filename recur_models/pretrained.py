@@ -42,7 +42,7 @@ from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev
 from recur_models.pretrained_recurrence import Recurrence
 from recur_models.protocol import IncrementalDecoder, Places, Probe, RecurrentModel, State, reset
-from recur_models.stepping import put
+from recur_models.stepping import kept_parts, put_pair
 
 
 class DecoderSizes(Protocol):
@@ -351,10 +351,8 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
 
         def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            after[f"{i}.keys"] = put(places, block[f"{i}.keys"], k)
-            after[f"{i}.values"] = put(places, block[f"{i}.values"], v)
-            earlier = block[f"{i}.earlier_keys"], block[f"{i}.earlier_values"]
-            keys, values = joined(earlier, (after[f"{i}.keys"], after[f"{i}.values"]))
+            put_pair(places, after, f"{i}", k, v)
+            keys, values = joined(*kept_parts(after, f"{i}"))
             return keys.to(k.dtype), values.to(k.dtype)
 
         caches = [partial(append, i) for i in range(len(model.layers))]

@@ -44,7 +44,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.stepping import append, attend_parts, bias
+from recur_models.stepping import append, attend_parts, bias, sight
 from recur_models.tied_model import TiedModel
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
@@ -366,8 +366,7 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         window = self.model.block
         place_Bn1 = places.of_tokens_Bn[..., None]
-        distance_BnZ = place_Bn1 + window - torch.arange(2 * window, device=tokens_Bn.device)
-        unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
+        distance_BnZ, unseen_BnZ = sight(places.of_tokens_Bn, window, 2 * window)
         blind_BHn1 = None
         if "present" in state:
             absent_B11 = ~state["present"][:, None, None]

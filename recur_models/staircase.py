@@ -34,7 +34,7 @@ from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.layers import joined
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import put
+from recur_models.stepping import kept_parts, put_pair
 
 
 @dataclass(frozen=True)
@@ -290,10 +290,8 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
             for j, layer in enumerate(model.layers):
                 note(i * config.layers + j, x_BnD)
                 q, k, v = layer.project(x_BnD)
-                for kind, new in ((f"{i}.{j}.keys", k), (f"{i}.{j}.values", v)):
-                    after[kind] = put(places, after[kind], new)
-                parts = [(after[f"{i}.{j}.{kind}keys"], after[f"{i}.{j}.{kind}values"]) for kind in ("earlier_", "")]
-                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in parts]
+                put_pair(places, after, f"{i}.{j}", k, v)
+                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in kept_parts(after, f"{i}.{j}")]
                 x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
             if i == 0:
                 after["first"] = places.write(after["first"], x_BnD)

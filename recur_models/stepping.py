@@ -29,6 +29,16 @@ def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor
     return bias_HBnZ.masked_fill(unseen_BnZ, MASKED).transpose(0, 1)
 
 
+def sight(place_Bn: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
+    """How far each key stands before each token, int64 [B, n, Z], and whether the token does not see it, bool [B, n, Z].
+
+    A token sees the ``span`` tokens before it. ``place_Bn``: int64, the tokens' places in their block. ``keys``: Z; the first one
+    stands ``span`` tokens before the block.
+    """
+    distance_BnZ = place_Bn[..., None] + span - torch.arange(keys, device=place_Bn.device)
+    return distance_BnZ, (distance_BnZ < 1) | (distance_BnZ > span)
+
+
 def attend_parts(
     q_BHnE: Tensor, parts: Sequence[tuple[Tensor, Tensor]], bias_BHnZ: Tensor, blind_BHn1: Tensor | None = None
 ) -> Tensor:
@@ -54,3 +64,14 @@ def append(places: Places, tokens: Projections, block: State) -> tuple[Tensor, T
     """Add new tokens to a layer's block. Returns the keys and values of the block [B, H, W, E], and the layer's new block."""
     after = block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
     return after["keys"].to(tokens.k.dtype), after["values"].to(tokens.v.dtype), after
+
+
+def put_pair(places: Places, block: State, name: str, k: Tensor, v: Tensor) -> None:
+    """Write new tokens into the block's ``name.keys`` and ``name.values``."""
+    for kind, new in (("keys", k), ("values", v)):
+        block[f"{name}.{kind}"] = put(places, block[f"{name}.{kind}"], new)
+
+
+def kept_parts(block: State, name: str) -> list[tuple[Tensor, Tensor]]:
+    """The keys and values before the block, ``name.earlier_keys`` and ``name.earlier_values``, and the block's own."""
+    return [(block[f"{name}.{kind}keys"], block[f"{name}.{kind}values"]) for kind in ("earlier_", "")]

@@ -22,7 +22,7 @@ from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen,
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import put
+from recur_models.stepping import kept_parts, put_pair, sight
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         after = dict(block)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
-        distance_Bnm = places.of_tokens_Bn[..., None] + config.span - slot_m
-        unseen_Bnm = (distance_Bnm < 1) | (distance_Bnm > config.span)
+        distance_Bnm, unseen_Bnm = sight(places.of_tokens_Bn, config.span, len(slot_m))
         missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
         seen = Seen(unseen_Bnm[:, None], missing_B1m)
         distances = Distances(model.distances_EP, itself=False)
@@ -182,10 +181,9 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
             note(i, x_BnD)
             after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)
-            for kind, new in ((f"{i}.keys", k), (f"{i}.values", v)):
-                after[kind] = put(places, after[kind], new)
-            parts = [(after[f"{i}.{kind}keys"], after[f"{i}.{kind}values"]) for kind in ("earlier_", "")]
-            x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
+            put_pair(places, after, f"{i}", k, v)
+            heads_BHnE = layer.attend(q, kept_parts(after, f"{i}"), distances.at(q, distance_Bnm), seen)
+            x_BnD = layer.finish(x_BnD, heads_BHnE)
         return model.head(x_BnD, None), after
 
     def close(self, state: State, block: State) -> State:

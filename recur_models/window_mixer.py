@@ -10,7 +10,7 @@ from recur_models.layers import PositionBias, Projector, linear, merge_heads, pr
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
 from recur_models.sliding_window import SlideConfig, empty_cache, last_block
-from recur_models.stepping import append, attend_parts, bias
+from recur_models.stepping import append, attend_parts, bias, sight
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -44,8 +44,7 @@ class WindowMixer(Mixer):
         window = self.config.window
         tokens = self.project(x_BnD)
         keys, values, after = append(places, tokens, block)
-        distance_BnZ = places.of_tokens_Bn[..., None] + window - torch.arange(2 * window, device=x_BnD.device)
-        unseen_BnZ = (distance_BnZ < 1) | (distance_BnZ > window)
+        distance_BnZ, unseen_BnZ = sight(places.of_tokens_Bn, window, 2 * window)
         bucket_BnZ = PositionBias.bucket(distance_BnZ)
         bias_BHnZ = bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         previous = state["keys"], state["values"]
