@@ -145,8 +145,7 @@ class GatedDelta(RecurrentMixer):
             self.log_rate_H = initial_log_rate(sizes.heads)
 
     def initial_state(self, lanes: int) -> State:
-        inputs = self.norm.scale.new_zeros(lanes, self.convolution.kept, sum(self.split))
-        return super().initial_state(lanes) | {"inputs": inputs}
+        return super().initial_state(lanes) | {"inputs": self.convolution.initial_inputs(lanes)}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes

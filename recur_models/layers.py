@@ -196,8 +196,7 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
 
     ``scale_H``: multiplies each head by |scale|, for queries: the learned temperature of normalised attention.
     """
-    wide_HnE = x_HnE.to(torch.promote_types(x_HnE.dtype, torch.float32))
-    factor_Hn1 = torch.rsqrt(wide_HnE.square().sum(-1, keepdim=True) + 1e-6)
+    factor_Hn1 = torch.rsqrt(upcast(x_HnE).square().sum(-1, keepdim=True) + 1e-6)
     if scale_H is not None:
         factor_Hn1 = factor_Hn1 * scale_H.abs()[:, None, None]
     return x_HnE * factor_Hn1.to(x_HnE.dtype)

@@ -55,8 +55,7 @@ class Mamba2(RecurrentMixer):
         self.out = linear(inner, sizes.d_model, bias_std=bias_std)
 
     def initial_state(self, lanes: int) -> State:
-        inputs = self.norm.scale.new_zeros(lanes, self.convolution.kept, sum(self.parts))
-        return super().initial_state(lanes) | {"inputs": inputs}
+        return super().initial_state(lanes) | {"inputs": self.convolution.initial_inputs(lanes)}
 
     def mix(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, valid_BT: Tensor | None) -> tuple[Tensor, State]:
         sizes = self.sizes

@@ -191,10 +191,10 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
-    @property
-    def kept(self) -> int:
-        """Earlier inputs that it sees beside a token's own: J."""
-        return self.weight.shape[1] - 1
+    def initial_inputs(self, lanes: int) -> Tensor:
+        """The inputs before a document, which are zeros: [B, J, Z]."""
+        channels, taps = self.weight.shape
+        return self.weight.new_zeros(lanes, taps - 1, channels)
 
     def forward(
         self, x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None

@@ -98,7 +98,7 @@ def test_state_is_transformers_cache(kind: str, tmp_path: Path) -> None:
     for i in range(3):
         cached = (
             second.cache_params.get_recurrent_state(i, state_idx=0),
-            second.cache_params.get_conv_state(i, state_idx=0)[..., -model.layers[i].mixer.convolution.kept :],
+            second.cache_params.get_conv_state(i, state_idx=0)[..., 1 - model.layers[i].mixer.sizes.conv :],
         )
         for name, expected in zip(("states", "inputs"), cached, strict=True):
             near(state[f"layers.{i}.{name}"].transpose(-1, -2), expected)
