@@ -9,13 +9,13 @@ Transformer-XL are the same, since only their gradients differ: ``baseline`` say
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recur_models.arrays import Arrays, parameter
 from recur_models.block_recurrent import Cell, RecConfig, RecurrentLayer
 from recur_models.protocol import State
 from recur_models.sliding_window import SlideConfig, WindowedConfig, WindowedTransformer, XLConfig
@@ -24,7 +24,7 @@ Baseline = Literal["slide", "xl"]
 
 
 def config_from_params(
-    params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
+    params: Arrays, window: int, dropout: float = 0.0, baseline: Baseline = "slide"
 ) -> WindowedConfig:
     """The config that these parameters belong to. Raises ValueError when a name or shape that it needs is missing."""
     layers = 1 + max((int(m[1]) for m in map(re.compile(r"transformer(\d+)/").match, params) if m), default=-1)
@@ -32,14 +32,14 @@ def config_from_params(
         raise ValueError(
             "these parameters are not a meliad decoder: no 'transformer0/…' or no 'embed/embedding' among the names"
         )
-    heads = _need(params, "transformer0/tbase/_kvq/attention_scale").shape[0]
-    width, head_width = _need(params, "transformer0/tbase/_kvq/keys_layer/kernel").shape
+    heads = parameter(params, "transformer0/tbase/_kvq/attention_scale").shape[0]
+    width, head_width = parameter(params, "transformer0/tbase/_kvq/keys_layer/kernel").shape
     sizes: dict[str, Any] = {
         "layers": layers,
         "d_model": width,
         "heads": heads,
         "head_dim": head_width // heads,
-        "mlp_dim": _need(params, "transformer0/tbase/ffn/hidden0/kernel").shape[1],
+        "mlp_dim": parameter(params, "transformer0/tbase/ffn/hidden0/kernel").shape[1],
         "window": window,
         "dropout": dropout,
     }
@@ -65,7 +65,7 @@ def config_from_params(
 
 
 def model_from_params(
-    params: Mapping[str, np.ndarray], window: int, dropout: float = 0.0, baseline: Baseline = "slide"
+    params: Arrays, window: int, dropout: float = 0.0, baseline: Baseline = "slide"
 ) -> WindowedTransformer:
     """The model with these weights, in float32. ``window``: the one it was trained with, which the parameters do not show.
 
@@ -78,24 +78,22 @@ def model_from_params(
     unknown = sorted(params.keys() - used)
     if unknown:
         raise ValueError(f"parameter {unknown[0]!r} has no place in {config}")
-    for name, parameter in model.named_parameters():
-        if parameter.shape != tensors[name].shape:
+    for name, ours in model.named_parameters():
+        if ours.shape != tensors[name].shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensors[name].shape)} in these parameters, not {tuple(parameter.shape)}"
+                f"{name} has shape {tuple(tensors[name].shape)} in these parameters, not {tuple(ours.shape)}"
             )
     model.load_state_dict(tensors)
     return model
 
 
-def state_dict_from_params(
-    params: Mapping[str, np.ndarray], model: WindowedTransformer
-) -> tuple[dict[str, Tensor], set[str]]:
+def state_dict_from_params(params: Arrays, model: WindowedTransformer) -> tuple[dict[str, Tensor], set[str]]:
     """Tensors by our names, from a tree of parameters (or of their gradients), and the meliad names that were used."""
     out: dict[str, Tensor] = {}
     used: set[str] = set()
 
     def take(ours: str, *theirs: str, kernel: bool = False) -> None:
-        arrays = [np.asarray(_need(params, name), dtype=np.float32) for name in theirs]
+        arrays = [np.asarray(parameter(params, name), dtype=np.float32) for name in theirs]
         out[ours] = torch.from_numpy(np.concatenate([a.T for a in arrays]) if kernel else arrays[0].copy())
         used.update(theirs)
 
@@ -145,7 +143,7 @@ def state_dict_from_params(
     return out, used
 
 
-def state_from_arrays(arrays: Mapping[str, np.ndarray], mode: str = "train") -> State:
+def state_from_arrays(arrays: Arrays, mode: str = "train") -> State:
     """A State from meliad's arrays (``transformer1/previous_keys_train`` [B, W, H, E] …); ``mode`` is its train or test copy."""
     state: State = {}
     for name, array in arrays.items():
@@ -155,9 +153,3 @@ def state_from_arrays(arrays: Mapping[str, np.ndarray], mode: str = "train") -> 
             tensor = torch.from_numpy(np.asarray(array, dtype=np.float32).copy())
             state[f"layers.{found[1]}.{kind}"] = tensor if kind == "states" else tensor.transpose(1, 2).contiguous()
     return state
-
-
-def _need(params: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in params:
-        raise ValueError(f"the parameters lack {name!r}")
-    return params[name]

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recur_models.arrays import Arrays, parameter
 from recur_models.core import CoreConfig, CoreModel
 from recur_models.feedback_transformer import FeedbackTransformerConfig
 from recur_models.staircase import StaircaseConfig
@@ -35,7 +36,7 @@ OUTSIDE = {"in_emb": "embedding", "out.out_emb": "output", "out_norm": "final_no
 
 
 def model_from_params(
-    params: Mapping[str, np.ndarray],
+    params: Arrays,
     model: Literal["staircase", "transformer-xl", "feedback-transformer"],
     **sizes: int,
 ) -> CoreModel:
@@ -49,7 +50,7 @@ def model_from_params(
         raise ValueError(f"the model {model!r} is not of this code: choose among {', '.join(KINDS)}")
     layers, others = _sorted({name.removeprefix("module."): np.asarray(value) for name, value in params.items()})
     config = _config(layers, others, KINDS[model], sizes)
-    made = config.build(_need(others, "in_emb.weight").shape[0])
+    made = config.build(parameter(others, "in_emb.weight").shape[0])
     assert isinstance(made, CoreModel)
     weights = _weights(layers, others, config)
     expected = made.state_dict()
@@ -66,7 +67,7 @@ def model_from_params(
     return made
 
 
-def _sorted(params: Mapping[str, np.ndarray]) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+def _sorted(params: Arrays) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """The parameters of each layer, under their names in it, and all others."""
     layers: dict[int, dict[str, np.ndarray]] = {}
     others: dict[str, np.ndarray] = {}
@@ -88,13 +89,13 @@ def _config(
     sizes: dict[str, int],
 ) -> CoreConfig:
     distances = _distances(layers[0], others)
-    width, d_model = _need(layers[0], PROJECTIONS[0]).shape
+    width, d_model = parameter(layers[0], PROJECTIONS[0]).shape
     given: dict[str, Any] = {
         "layers": len(layers),
         "d_model": d_model,
         "heads": width // distances.shape[-2],
         "head_dim": distances.shape[-2],
-        "mlp_dim": _need(layers[0], "ff.fc1.weight").shape[0],
+        "mlp_dim": parameter(layers[0], "ff.fc1.weight").shape[0],
         "absent": "zeros",
     }
     if kind is StaircaseConfig:
@@ -125,7 +126,7 @@ def _weights(
         if not np.array_equal(_distances({**first, **layer}, others), weights["distances_EP"]):
             raise ValueError(f"layer {i} has other embeddings of distances than layer 0: all layers share them here")
         shared = i > 0 and PROJECTIONS[1] not in layer  # the keys and their norm, named in the first layer alone
-        rows = [_need(layer, name) for name in (PROJECTIONS[:1] if shared else PROJECTIONS)]
+        rows = [parameter(layer, name) for name in (PROJECTIONS[:1] if shared else PROJECTIONS)]
         weights[f"layers.{i}.qkv.weight"] = np.concatenate(rows)
         norm = {name: value for name, value in first.items() if shared and name.startswith("norm1.")}
         weights |= _renamed({**norm, **layer}, IN_LAYER, f"layers.{i}.", ("key_pe", *PROJECTIONS))
@@ -137,7 +138,7 @@ def _weights(
 
 
 def _renamed(
-    params: Mapping[str, np.ndarray], names: Mapping[str, str], prefix: str, elsewhere: tuple[str, ...]
+    params: Arrays, names: Mapping[str, str], prefix: str, elsewhere: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     """Parameters under our names. Names that end in ``elsewhere`` are left out. Raises ValueError for any other name."""
     renamed = {}
@@ -150,15 +151,9 @@ def _renamed(
     return renamed
 
 
-def _distances(layer: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> np.ndarray:
+def _distances(layer: Arrays, others: Arrays) -> np.ndarray:
     """The table of key embeddings [E, P]: each layer names the same."""
     found = [value for names in (layer, others) for name, value in names.items() if name.endswith("key_pe")]
     if not found:
         raise ValueError("these parameters lack 'key_pe', the embeddings of distances")
     return found[0].reshape(found[0].shape[-2:])
-
-
-def _need(params: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    if name not in params:
-        raise ValueError(f"these parameters lack {name!r}")
-    return params[name]
