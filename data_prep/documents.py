@@ -133,6 +133,14 @@ def check_least(corpus: Corpus, **least: int) -> None:
             raise CorpusError(f"{field} of corpus {corpus.name} is {value}: give --{field} {bound} or more")
 
 
+def check_most(corpus: Corpus, **most: int) -> None:
+    """Raises CorpusError if a field of a corpus is larger than its bound in `most`."""
+    for field, bound in most.items():
+        value = getattr(corpus, field)
+        if value > bound:
+            raise CorpusError(f"{field} of corpus {corpus.name} is {value}: give --{field} {bound} or less")
+
+
 @runtime_checkable
 class Remarks(Protocol):
     """A corpus with remarks on its splits, which `prepare` prints."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from data_prep.corpora.tasks import Draws, Task, Written
-from data_prep.documents import NOTHING
+from data_prep.documents import NOTHING, check_least, check_most
 
 VARIABLES = "xyzuvwabcdefghijklmnopqrst"
 MAX_NUMBER = 10
@@ -50,8 +50,8 @@ class Algorithm(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(statements=1, variables=1)
-        self.check_at_most(variables=len(VARIABLES))
+        check_least(self, statements=1, variables=1)
+        check_most(self, variables=len(VARIABLES))
 
     def options(self) -> dict[str, Any]:
         """The options, with the bound of values, on which every program depends."""

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import ClassVar
 
 from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written
-from data_prep.documents import NOTHING
+from data_prep.documents import NOTHING, check_least, check_most
 
 OPERATORS = ("+", "-", "*")
 
@@ -41,8 +41,8 @@ class Arithmetic(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(modulus=2, length=1)
-        self.check_at_most(modulus=MAX_SYMBOLS)
+        check_least(self, modulus=2, length=1)
+        check_most(self, modulus=MAX_SYMBOLS)
 
     def symbols(self) -> list[str]:
         return [*OPERATORS, *map(str, range(self.modulus))]

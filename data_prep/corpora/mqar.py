@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written
-from data_prep.documents import NOTHING, CorpusError
+from data_prep.documents import NOTHING, CorpusError, check_least, check_most
 
 BLANK = "."
 
@@ -68,11 +68,11 @@ class Mqar(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(pairs=1, rewrites=0)
+        check_least(self, pairs=1, rewrites=0)
         most = max((self.pairs, *self.curriculum))
         given = most + min(self.rewrites, most)
-        self.check_at_least(length=2 * (most + given), vocabulary=2 * given + 2)
-        self.check_at_most(vocabulary=MAX_SYMBOLS)
+        check_least(self, length=2 * (most + given), vocabulary=2 * given + 2)
+        check_most(self, vocabulary=MAX_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

@@ -22,6 +22,7 @@ from itertools import combinations, permutations
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import Draws, Task, Written, followed
+from data_prep.documents import check_least
 
 Group = Literal["S2", "S3", "A5", "S5"]
 
@@ -43,7 +44,7 @@ class Permutation(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(length=1)
+        check_least(self, length=1)
 
     def symbols(self) -> list[str]:
         return names(self.group)

@@ -26,6 +26,7 @@ from itertools import product
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.tasks import MAX_SYMBOLS, Draws, Task, Written, followed
+from data_prep.documents import check_least, check_most
 
 ACTIONS = {"turns": ("L", "R", "F"), "moves": ("N", "E", "S", "W")}
 AHEAD = ((0, 1), (1, 0), (0, -1), (-1, 0))
@@ -52,8 +53,8 @@ class RandomWalk(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least(grid=2, length=1)
-        self.check_at_most(grid=math.isqrt(MAX_SYMBOLS))
+        check_least(self, grid=2, length=1)
+        check_most(self, grid=math.isqrt(MAX_SYMBOLS))
 
     def symbols(self) -> list[str]:
         return [*ACTIONS[self.actions], *dict.fromkeys(names(self.grid))]

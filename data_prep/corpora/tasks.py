@@ -82,7 +82,7 @@ class Task(ABC):
     """Every document follows from it, the split and its number there."""
 
     def __post_init__(self) -> None:
-        self.check_at_least(train=0, validation=0, test=0, seed=0)
+        check_least(self, train=0, validation=0, test=0, seed=0)
         wrong = [value for value in self._curriculum if value < 1]
         if wrong:
             what = "lengths" if self.graded == "length" else self.graded
@@ -95,17 +95,6 @@ class Task(ABC):
                 raise CorpusError(
                     f"{field} of corpus {self.name} is {value!r}: give --{field} {' or '.join(get_args(kind))}"
                 )
-
-    def check_at_least(self, **least: int) -> None:
-        """Raises CorpusError if a field is smaller than its bound in `least`."""
-        check_least(self, **least)
-
-    def check_at_most(self, **most: int) -> None:
-        """Raises CorpusError if a field is larger than its bound in `most`."""
-        for field, bound in most.items():
-            value = getattr(self, field)
-            if value > bound:
-                raise CorpusError(f"{field} of corpus {self.name} is {value}: give --{field} {bound} or less")
 
     @property
     def _curriculum(self) -> Sequence[int]:
