@@ -51,8 +51,8 @@ from data_prep.documents import (
     Document,
     Skipped,
     Source,
-    decode_utf8,
     place_of,
+    read_utf8,
     refuse_packed,
     split_of,
 )
@@ -197,13 +197,10 @@ class Arxiv:
             raise CorpusError("--subject needs --metadata FILE, and --metadata a --subject: give both, or neither")
         wanted = None
         if self.ids:
-            file = Place.parse(self.ids)
-            text = decode_utf8(file.read_bytes(), file.shown)
-            written = map(str.strip, text.removeprefix("\ufeff").splitlines())
+            written = map(str.strip, read_utf8(Place.parse(self.ids)).splitlines())
             wanted = {canonical(id): "" for id in written if id}
         if self.metadata:
-            file = Place.parse(self.metadata)
-            chosen = _of_subject(file, self.subject)
+            chosen = _of_subject(Place.parse(self.metadata), self.subject)
             wanted = chosen if wanted is None else {id: chosen[id] for id in wanted if id in chosen}
         return wanted
 
