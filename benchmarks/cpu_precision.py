@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from benchmarks import machine, results
 from benchmarks.contenders import model_configs
+from benchmarks.gpu_checks import python_source
 from benchmarks.gpu_models import SMOLLM2
 from common.errors import UserError
 from pipelines.presets import PRESETS
@@ -212,8 +211,7 @@ def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, r
 def losses(config: BenchConfig) -> list[results.Cell]:
     """A row of mean losses over the last tenth of the steps, in bits per byte, and their relative difference."""
     model, vocab_size, *_ = case(config.models[0])
-    text = b"".join(path.read_bytes() for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
-    ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    ids = python_source().long()
     starts_B1 = torch.arange(config.lanes)[:, None] * (len(ids) // config.lanes)
     trainings = [Training(model, vocab_size, config.lanes, dtype) for dtype in DTYPES.values()]
     nats: list[list[float]] = [[], []]

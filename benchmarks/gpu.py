@@ -21,7 +21,6 @@ attention: a layer's windowed attention in three ways (gpu_attention.py).
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -36,7 +35,7 @@ import torch
 
 from benchmarks import bare, gpu_checks, machine
 from benchmarks.contenders import PEER, peer_version
-from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
+from benchmarks.gpu_models import BenchConfig, Model, Training, free_memory, is_ours, one_line
 from common.choices import Compile
 from common.errors import UserError
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
@@ -157,12 +156,10 @@ def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device
             return measured(name, unit, config, device, dtype)
         except Exception as error:  # out of memory, or the compiler's, or a model's own: the others are measured too
             failed = Measurement(name, unit, config.most_lanes, config.length)
-            failed.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            failed.failure = one_line(error)
             halved = failed.lanes // 2 if isinstance(error, torch.OutOfMemoryError) and not asked else 0
         finally:
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            free_memory(device)
         if not halved:
             return failed
         config = replace(config, lanes=halved)
@@ -240,10 +237,8 @@ def checked(config: BenchConfig, report: Report, device: torch.device, dtype: to
             passed &= CHECKS[config.measure](replace(config, models=(name,)), report.say, device, dtype)
         except Exception as error:
             passed = False
-            report.say(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+            report.say(f"{name}: {one_line(error)}")
+        free_memory(device)
     return passed
 
 

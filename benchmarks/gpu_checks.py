@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from benchmarks.gpu_attention import WAYS, timed
-from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours
+from benchmarks.gpu_models import BenchConfig, Model, Training, is_ours, one_line
 from benchmarks.machine import resident
 from pipelines.training.utilisation import matrix_rate, synchronize
 from recur_models.decoding import begin, read
@@ -72,23 +72,24 @@ def profile(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dt
     return True
 
 
+def python_source() -> torch.Tensor:
+    """The bytes of Python's own source: uint8 [bytes]."""
+    paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
+
+
 def text(config: BenchConfig, device: torch.device) -> torch.Tensor:
     """Bytes of Python's own source, int64 [B, steps · T + 1]. Each lane has another part, and begins again at the source's end."""
     width = config.training_steps * config.length + 1
-    parts: list[bytes] = []
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        parts.append(path.read_bytes())
-    ids = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+    ids = python_source()
     starts_B1 = torch.arange(config.most_lanes)[:, None] * (len(ids) // config.most_lanes)
     return ids[(starts_B1 + torch.arange(width)) % len(ids)].to(device, torch.int64)
 
 
 def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> list[float]:
     """The losses of a model that learns the text without dropout, in nats per token."""
-    training, text_BS = (
-        Training(name, config, device, dtype, config.compile[0], config.backend, dropout=0.0),
-        text(config, device),
-    )
+    training = Training(name, config, device, dtype, config.compile[0], config.backend, dropout=0.0)
+    text_BS = text(config, device)
     for step in range(config.training_steps):
         begins = step * config.length
         training.tokens_BT.copy_(text_BS[:, begins : begins + config.length])
@@ -203,7 +204,7 @@ def attention(config: BenchConfig, say: Say, device: torch.device, dtype: torch.
         try:
             forward, both, held = timed(name, config, device, dtype)
         except Exception as error:  # the others are to be measured too
-            say(f"| {name} | {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]} |")
+            say(f"| {name} | {one_line(error)} |")
             continue
         told = {"way": name, "forward_ms": forward, "both_ms": both, "bytes": held}
         say(f"| {name} | {forward:.2f} | {both:.2f} | {held / 2**30:.2f} |", told)

@@ -9,6 +9,7 @@ gate.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -137,6 +138,18 @@ class BenchConfig:
             return config
         own = {field.name for field in fields(config)}
         return replace(config, **{name: value for name, value in TINY.items() if name in own} | TINY_OF.get(model, {}))
+
+
+def one_line(error: Exception) -> str:
+    """The error's type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what models that are gone have held on a GPU."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def is_ours(model: Model) -> bool:
