@@ -181,13 +181,13 @@ def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int, rates
     return [speeds, [f"{name}: {flops / 1e9:,.0f} GFLOP a step", *shares, "of the rate", results.NONE]]
 
 
-def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int, repeats: int = 3) -> Rows:
-    """The largest entries of a step's profile in each precision: milliseconds of an operation itself, the median of the repeats."""
+def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int) -> Rows:
+    """The largest entries of a step's profile in each precision: milliseconds of an operation itself, the median of three."""
     rows: Rows = []
     for dtype, run in runs.items():
         found: dict[str, list[float]] = {}
         calls: dict[str, int] = {}
-        for _ in range(repeats):
+        for _ in range(3):
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
                 run()
             for event in profile.key_averages():

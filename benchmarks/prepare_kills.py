@@ -193,9 +193,9 @@ def members(*sessions: int) -> list[psutil.Process]:
     return found
 
 
-def none_left(sessions: list[int], seconds: float = 90) -> None:
+def none_left(sessions: list[int]) -> None:
     """Wait until no process of the sessions is left: Ray's agents look for their parent every few seconds."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 90
     while left := members(*sessions):
         assert time.monotonic() < deadline, f"processes live on: {[process.name() for process in left]}"
         time.sleep(0.1)

@@ -158,10 +158,10 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
     FigureCanvasAgg(figure).print_figure(path, dpi=130)
 
 
-def coarse(result: Result, most: int = 16) -> tuple[list[float], list[float]]:
-    """The curve in at most ``most`` points, each of about as many labels: positions and errors."""
+def coarse(result: Result) -> tuple[list[float], list[float]]:
+    """The curve in at most 16 points, each of about as many labels: positions and errors."""
     labels = np.array(result.labels)
-    point = (np.cumsum(labels) - labels / 2) * min(most, len(labels)) // labels.sum()
+    point = (np.cumsum(labels) - labels / 2) * min(16, len(labels)) // labels.sum()
     groups = [np.flatnonzero(point == number) for number in np.unique(point)]
 
     def means(values: list[float]) -> list[float]:
