@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from common.files import write_atomically
 from pipelines.reports.files import write_csv
-from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
+from pipelines.reports.html_parts import page, sorting_table
 from pipelines.terminal.tables import counted
 from studies.token_comparison import TokenComparison
 from studies.token_figures import plot_distance, plot_documents, plot_position
@@ -47,24 +47,19 @@ def coloured(comparison: TokenComparison) -> str:
     return "".join(parts)
 
 
-def page(comparison: TokenComparison, pictures: Sequence[Path]) -> str:
-    """The page as HTML."""
+def page_of(comparison: TokenComparison, pictures: Mapping[str, Path]) -> str:
+    """The page as HTML. ``pictures``: by what they show."""
     base, better = map(html.escape, comparison.pair)
     facts = comparison.facts
-    about = ("Difference over position", *["In each document"] * (len(pictures) > 2), "Cost over distance")
-    captioned = zip(pictures, about, strict=True)
     images = "".join(
         f'<p><img alt="{about}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"></p>'
-        for path, about in captioned
+        for about, path in pictures.items()
     )
     bits = facts["bits_per_token"]
     each = ", ".join(f"{html.escape(name)} {value:.4f}" for name, value in zip(comparison.names, bits, strict=True))
     places = ", ".join(f"{count} {place}" for place, count in facts["top_places"].items())
     stood = f" They stood last: {places}." if places else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{better} against {base}, token by token</title><style>{STYLE}</style></head><body><main>
-<h1>{better} against {base}, token by token</h1>
+    content = f"""
 <p>{html.escape(comparison.split)}: {facts["tokens"]:,} tokens of {counted(len(comparison.titles), "document")}.
 Bits per token: {each}; {better} less {base}: {comparison.difference()}.</p>
 <p>{html.escape(comparison.share_of_names())}{stood}</p>
@@ -73,8 +68,8 @@ Bits per token: {each}; {better} less {base}: {comparison.difference()}.</p>
 <h2>{html.escape(comparison.titles[comparison.shown])}</h2>
 <p>The first {min(comparison.shown_tokens, comparison.lengths[comparison.shown]):,} tokens. <span class="b3">Green</span>:
 {better} predicts better, <span class="w3">red</span>: {base}; stronger from {", ".join(f"{step:g}" for step in STEPS)} nats on.</p>
-<pre>{coloured(comparison)}</pre></main><script>{SCRIPT}</script></body></html>
-"""
+<pre>{coloured(comparison)}</pre>"""
+    return page(f"{better} against {base}, token by token", content)
 
 
 def _top_table(comparison: TokenComparison) -> str:
@@ -118,12 +113,11 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
     """Write tokens.html, position.png, documents.png for several documents, distance.png, words.csv, distances.csv and
     positions.csv, each atomically. Returns their paths."""
     (folder / "documents.png").unlink(missing_ok=True)  # of another comparison
-    pictures = [
-        plot_position(comparison, folder / "position.png"),
-        *([plot_documents(comparison, folder / "documents.png")] if len(comparison.titles) > 1 else []),
-        plot_distance(comparison, folder / "distance.png"),
-    ]
-    write_atomically(folder / "tokens.html", page(comparison, pictures).encode())
+    pictures = {"Difference over position": plot_position(comparison, folder / "position.png")}
+    if len(comparison.titles) > 1:
+        pictures["In each document"] = plot_documents(comparison, folder / "documents.png")
+    pictures["Cost over distance"] = plot_distance(comparison, folder / "distance.png")
+    write_atomically(folder / "tokens.html", page_of(comparison, pictures).encode())
     rows = [{**row, "text": "".join(row["text"])} for row in comparison.rows]
     tables = {
         folder / "words.csv": rows,
@@ -132,7 +126,11 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
     }
     for path in tables:
         path.unlink(missing_ok=True)  # of another comparison: one without a word has no table
-    return [folder / "tokens.html", *pictures, *(write_csv(rows, path) for path, rows in tables.items() if rows)]
+    return [
+        folder / "tokens.html",
+        *pictures.values(),
+        *(write_csv(rows, path) for path, rows in tables.items() if rows),
+    ]
 
 
 def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:

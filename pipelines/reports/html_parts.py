@@ -1,4 +1,4 @@
-"""The parts that our HTML pages share: a style, and tables that sort by the column whose heading is clicked."""
+"""The parts that our HTML pages share: the page itself, and tables that sort by the column whose heading is clicked."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ for (const table of document.querySelectorAll("table.sorts")) {
 LEFT = ' class="t"'
 TEXTS = ("word", "text", "where", "name", "document", "report", "kind", "made", "what it says", "files")
 """Headings of columns of text, which stand to the left."""
+
+
+def page(title: str, content: str) -> str:
+    """A whole page. ``title``: its title and heading, and ``content`` below it: both as HTML."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{title}</title><style>{STYLE}</style></head><body><main>
+<h1>{title}</h1>{content}</main><script>{SCRIPT}</script></body></html>
+"""
 
 
 def sorting_table(headings: Sequence[str], rows: Sequence[str], caption: str) -> str:

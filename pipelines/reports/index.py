@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from common.files import write_atomically
-from pipelines.reports.html_parts import SCRIPT, STYLE, sorting_table
+from pipelines.reports.html_parts import page, sorting_table
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 
@@ -117,7 +117,7 @@ def refresh_index(report: Path) -> Path | None:
     path = root / FOLDER / NAME
     try:
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, page([row(kind, folder, path.parent) for kind, folder in found], root.name).encode())
+        write_atomically(path, page_of([row(kind, folder, path.parent) for kind, folder in found], root.name).encode())
     except OSError:
         return None
     print(f"  index     {cli.shown(path)}")
@@ -147,12 +147,7 @@ def row(kind: Kind, folder: Path, home: Path) -> str:
     )
 
 
-def page(rows: list[str], name: str) -> str:
-    """The whole page."""
-    heading = f"Reports in {html.escape(name)}"
+def page_of(rows: list[str], name: str) -> str:
+    """The page with these rows of the root ``name``."""
     table = sorting_table(("report", "kind", "made", "what it says", "files"), rows, "Reports")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
-<title>{heading}</title><style>{STYLE}</style></head><body><main>
-<h1>{heading}</h1><p>{len(rows):,}, the newest first; a heading sorts.</p>{table}</main><script>{SCRIPT}</script></body></html>
-"""
+    return page(f"Reports in {html.escape(name)}", f"<p>{len(rows):,}, the newest first; a heading sorts.</p>{table}")
