@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from pipelines.reports.files import COLOURS, brief, briefly, save_figure
+from pipelines.reports.files import COLOURS, brief, briefly, colour_of, save_figure
 from pipelines.terminal.tables import short
 from studies.token_comparison import TokenComparison
 
@@ -73,8 +74,8 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
     for number, name in enumerate(comparison.names):
         values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
         centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
-        colour = COLOURS[number % len(COLOURS)]
-        axes.errorbar(centres, values, errors, color=colour, marker="o", markersize=4, capsize=2, label=names[name])
+        look: dict[str, Any] = {"color": colour_of(number), "marker": "o", "markersize": 4, "capsize": 2}
+        axes.errorbar(centres, values, errors, label=names[name], **look)
     for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
         axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         axes.annotate(

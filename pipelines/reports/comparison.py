@@ -22,7 +22,7 @@ from rich.table import Table
 from common.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
-from pipelines.reports.files import COLOURS, briefly, save_figure, write_csv
+from pipelines.reports.files import briefly, colour_of, line_of, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, perplexity_of, plot_frontier
 from pipelines.reports.seeds import grouped, over_seeds, plot_mean, seeds_table
@@ -203,13 +203,21 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         bits_P = curve.values_SP.mean(0)
         least = bits_P.argmin()
         marker = "o" if len(bits_P) <= 60 else ""
-        colour = COLOURS[number % len(COLOURS)]
-        style = ("-", "--", ":")[number // len(COLOURS) % 3]
+        colour = colour_of(number)
         look: dict[str, Any] = {"color": colour, "markersize": 3}
         costs = (curve.tokens_P, curve.tokens_P * flops if flops else None, curve.seconds_P / size)
         for axes, at_P in zip(panels, costs, strict=True):
             if at_P is not None:
-                plot_mean(axes, at_P, curve.values_SP, style, marker=marker, linewidth=1.5, label=names[name], **look)
+                plot_mean(
+                    axes,
+                    at_P,
+                    curve.values_SP,
+                    line_of(number),
+                    marker=marker,
+                    linewidth=1.5,
+                    label=names[name],
+                    **look,
+                )
                 axes.plot(at_P[least], bits_P[least], "o", color=colour, markersize=8, markeredgecolor="white")
         without = cleared.get(name)
         if without:

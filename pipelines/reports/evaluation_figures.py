@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import COLOURS, briefly, save_figure
+from pipelines.reports.files import briefly, colour_of, save_figure
 from pipelines.reports.seeds import grouped, plot_mean
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
@@ -135,7 +135,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     axes = figure.add_subplot()
     shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
     names = briefly(grouped(evaluations))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colours = {name: colour_of(number) for number, name in enumerate(names)}
     for name, what, style, more_SP in lines:
         label = f"{names[name]}, {what}: {more_SP[:, -1].mean():+.1f} %"
         plot_mean(axes, ends_P[shown], more_SP[:, shown], style, color=colours[name], linewidth=1.8, label=label)
@@ -190,7 +190,7 @@ def _curves(
     names = briefly(curves)
     for number, (name, places) in enumerate(curves.items()):
         of = [evaluations[place] for place in places]
-        colour = COLOURS[number % len(COLOURS)]
+        colour = colour_of(number)
         label = f"{names[name]}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))
         for what, style, scores in _passes_of(of):

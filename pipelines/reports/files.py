@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """The colours of Okabe and Ito, which colour-blind readers can distinguish."""
+LINES = ("-", "--", ":")
+"""Line styles of curves; the next is taken when the colours are used up."""
+
+
+def colour_of(number: int) -> str:
+    """The colour of a picture's curve with this number, from 0. After the last colour the first one comes again."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def line_of(number: int) -> str:
+    """The line style of a picture's curve with this number, from 0."""
+    return LINES[number // len(COLOURS) % len(LINES)]
 
 
 def save(path: Path, data: bytes) -> Path:

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import COLOURS, briefly, save_figure
+from pipelines.reports.files import briefly, colour_of, line_of, save_figure
 from pipelines.tracking.metrics import about
 from pipelines.tracking.score import perplexity
 
@@ -75,9 +75,8 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     )
     handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
     for number, (label, curve) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        style = ("-", "--", ":")[number // len(COLOURS) % 3]
-        drawn: dict[str, Any] = {"color": colour, "linestyle": style, "marker": "o", "markersize": 5, "linewidth": 1.4}
+        drawn: dict[str, Any] = {"color": colour_of(number), "linestyle": line_of(number), "linewidth": 1.4}
+        drawn |= {"marker": "o", "markersize": 5}
         by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
         panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)
         handles.append(Line2D([], [], label=label, **drawn))

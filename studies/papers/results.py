@@ -22,7 +22,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.files import write_atomically
-from pipelines.reports.files import COLOURS, save_figure
+from pipelines.reports.files import COLOURS, colour_of, save_figure
 from pipelines.terminal.tables import short
 from studies.papers.tables import COSTS, LOWER, PERCENTAGES, Column, Row, Table
 
@@ -345,7 +345,7 @@ class Results:
         """Draw one series in its colour and marker. ``largest``: size of the panel's largest circle; 0 where there are none."""
         names = list(dict.fromkeys(row.series for row in self.table.rows))
         number = names.index(name) if name in names else 0
-        colour = COLOURS[number % len(COLOURS)]
+        colour = colour_of(number)
         marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
         xs = [point.x for point in points]
         ys = [point.y for point in points]
