@@ -45,7 +45,7 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     scales = [Scale([trial.values.get(name) for trial in trials]) for name in sweep.fields]
     figure = Figure(figsize=(max(7.0, 1.9 * (len(scales) + 1) + 1.5), 5), layout="constrained")
     axes = figure.add_subplot()
-    bits = [trial.best_value or 0.0 for trial in trials]
+    bits = [trial.best_value for trial in trials]
     shade = _shades(bits)
     low = min(bits)
     high = max(bits)
@@ -115,7 +115,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
     down = -(-len(fields) // across) or 1
     figure = Figure(figsize=(4.1 * across + 0.6, 3.5 * down + 0.5), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
-    shade = _shades([trial.best_value or 0.0 for trial in trials])
+    shade = _shades([trial.best_value for trial in trials])
     for axes, (name, values) in zip(panels, fields.items(), strict=False):
         scale = Scale(values)
         for trial, value in zip(trials[::-1], values[::-1], strict=True):
@@ -129,7 +129,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
                 trial.best_value,
                 "*" if first else marker,
                 markersize=13 if first else 7,
-                color=SHADES(shade(trial.best_value or 0.0)),
+                color=SHADES(shade(trial.best_value)),
                 markerfacecolor="none" if trial.status != "finished" else None,
                 markeredgewidth=1.6,
             )
@@ -194,7 +194,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.add_subplot()
     trials = [trial for trial in sweep.scored if trial.points][::-1]
-    best = [trial.best_value or 0.0 for trial in sweep.scored]
+    best = [trial.best_value for trial in sweep.scored]
     values = [point.value for trial in trials for point in trial.points] or best
     shade = _shades(best)
     low = min(values)
@@ -206,7 +206,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     named: list[tuple[float, float]] = []
     for trial in trials:
         first = trial is sweep.scored[0]
-        colour = SHADES(shade(trial.best_value or 0.0))
+        colour = SHADES(shade(trial.best_value))
         tokens = [p.tokens for p in trial.points]
         bits = [p.value for p in trial.points]
         axes.plot(tokens, bits, "-o", color=colour, linewidth=3 if first else 1.3, markersize=5 if first else 3)

@@ -33,7 +33,7 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "rank": rank,
             "trial": trial.id,
             "status": trial.status,
-            "best": trial.best_value,
+            "best": trial.best.value if trial.best else None,
             "best_step": trial.best.step if trial.best else None,
             "last": trial.last.value if trial.last else None,
             "steps": trial.steps,
@@ -62,7 +62,7 @@ def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
     spots = []
     what = ""
     for trial in sweep.scored:
-        what, value = perplexity_of(sweep.metric, trial.best_value or 0.0)
+        what, value = perplexity_of(sweep.metric, trial.best_value)
         if trial.flops_per_token:
             model = str(trial.model.get("name", ""))
             spots.append(Spot(trial.id, model, windows_of(trial.model), trial.flops_per_token, value))

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,9 @@ class MetricPoint:
 
     step: int
     value: float
+
+
+T = TypeVar("T", bound="Trial")
 
 
 @dataclass
@@ -60,9 +63,10 @@ class Trial:
         return self.status in ("finished", "stopped", "failed")
 
     @property
-    def best_value(self) -> float | None:
-        """The best value of the sweep's metric; None before there is one."""
-        return self.best.value if self.best else None
+    def best_value(self) -> float:
+        """The best value of the sweep's metric, of a trial that has one (see `ranked`)."""
+        assert self.best
+        return self.best.value
 
     def described(self) -> str:
         """The trial's values in words, each named by the last part of its field."""
@@ -71,6 +75,12 @@ class Trial:
     def to_json(self, metric: str) -> dict[str, Any]:
         """The trial as JSON. Metrics have their own names: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
         return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}
+
+
+def ranked(trials: Iterable[T]) -> list[T]:
+    """The trials that have a value and did not fail, the best first; of equals the earlier one."""
+    found = [trial for trial in trials if trial.best and trial.status != "failed"]
+    return sorted(found, key=lambda trial: trial.best_value)
 
 
 def named(point: MetricPoint | None, metric: str) -> dict[str, Any] | None:
@@ -162,8 +172,7 @@ class SweepResult:
     @property
     def scored(self) -> list[TrialResult]:
         """Trials with a value, the best first."""
-        found = [trial for trial in self.trials if trial.best and trial.status != "failed"]
-        return sorted(found, key=lambda trial: (trial.best_value, trial.id))
+        return ranked(self.trials)
 
 
 def is_sweep(place: Place) -> bool:

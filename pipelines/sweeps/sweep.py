@@ -30,7 +30,7 @@ from common.places import staged_for
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrainConfig, flatten, to_json
-from pipelines.reports.sweep_result import Trial, fetch_sweep, read_trial
+from pipelines.reports.sweep_result import Trial, fetch_sweep, ranked, read_trial
 from pipelines.sweeps.command import SweepConfig, changes_learning
 from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import opened_at_end
@@ -230,8 +230,7 @@ class Sweep:
 
     def best(self) -> Trial | None:
         """The trial with the lowest value; the earliest of equals."""
-        scored = [trial for trial in self.trials.values() if trial.best and trial.status != "failed"]
-        return min(scored, key=lambda trial: trial.best.value if trial.best else 0.0, default=None)
+        return next(iter(ranked(self.trials.values())), None)
 
 
 class Budget:

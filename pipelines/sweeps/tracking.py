@@ -81,8 +81,8 @@ class SweepTracking:
         """Note how a trial ended."""
         self._ends += 1
         best = self._sweep.best()
-        if best and best.best:
-            self._tracker.log({"sweep/best": best.best.value}, self._ends)
+        if best:
+            self._tracker.log({"sweep/best": best.best_value}, self._ends)
         self._pool.submit(self._log_end, trial)
 
     def _log_end(self, trial: Trial) -> None:
