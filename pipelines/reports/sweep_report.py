@@ -43,7 +43,7 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "seconds": round(trial.seconds, 1),
             **{column_of(name): trial.values.get(name) for name in sweep.fields},
             "baseline": "yes" if trial.baseline else "",
-            "exploited": "; ".join(f"from {each.get('from')} at step {each.get('step')}" for each in trial.exploited),
+            "exploited": trial.described_copies(),
             "reason": trial.reason,
         }
         for rank, trial in [*enumerate(scored, 1), *((None, trial) for trial in others)]

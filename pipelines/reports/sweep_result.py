@@ -72,6 +72,10 @@ class Trial:
         """The trial's values in words, each named by the last part of its field."""
         return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.values.items()) or "the preset"
 
+    def described_copies(self) -> str:
+        """The checkpoints from which it continued as a copy, in words; empty if there are none."""
+        return "; ".join(f"from {each.get('from')} at step {each.get('step')}" for each in self.exploited)
+
     def to_json(self, metric: str) -> dict[str, Any]:
         """The trial as JSON. Metrics have their own names: ``{"step": 60, "validation/bits_per_byte": 2.1}``."""
         return asdict(self) | {"best": named(self.best, metric), "last": named(self.last, metric)}

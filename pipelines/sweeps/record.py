@@ -92,6 +92,10 @@ class SweepRecord:
         """Whether no trial is to begin or to continue any more."""
         return self.asked or self.ended_by_stopper or bool(self.retryable) or bool(self.budget.spent())
 
+    def interrupt(self, trial: Trial, said: str) -> None:
+        """Let no trial continue until a person has fixed what ended this one. The first reason is kept."""
+        self.retryable = self.retryable or f"trial {trial.id}: {said}"
+
     def begin(self, trial: Trial) -> None:
         """Record that a trial begins, for the first time or again. If no trial is to begin any more, ask it to leave instead."""
         if self.closed():
@@ -109,8 +113,11 @@ class SweepRecord:
         self._tails[trial.id] = Tail(self.sweep.run_folder(trial).place / "metrics.jsonl")
 
     def exploit(self, trial: Trial, values: Mapping[str, Any], source: str, step: int) -> None:
-        """Record that a trial continues from another one's checkpoint, with other values."""
+        """Record that a trial continues from another one's checkpoint, with other values. Does nothing for a trial that continues
+        from its own, and for a copy that is recorded already."""
         event = {"event": "exploit", "trial": trial.id, "from": source, "step": step, "values": dict(values)}
+        if values == trial.values and (source == trial.id or copy_in(event) in trial.exploited):
+            return
         self.sweep.note(**event, time=time.time())
         self._change(trial, event)
         self.sweep.save(trial)
@@ -122,9 +129,8 @@ class SweepRecord:
         trial.best = None  # these metrics are of weights that it no longer has
         trial.last = None
         self._runs.pop(trial.id, None)
-        known = {"step": event["step"], "from": event["from"], "values": event["values"]}
-        if known not in trial.exploited:
-            trial.exploited.append(known)
+        if copy_in(event) not in trial.exploited:
+            trial.exploited.append(copy_in(event))
 
     # Metrics and decisions
 
@@ -233,7 +239,7 @@ class SweepRecord:
         elif outcome in ("finished", "failed"):
             self._end(trial, outcome, said)
         elif outcome == "retryable":
-            self.retryable = self.retryable or f"trial {trial.id}: {said}"
+            self.interrupt(trial, said)
             trial.status = "pending"
             self.sweep.save(trial)
         elif trial.reason:
@@ -257,3 +263,8 @@ class SweepRecord:
 
     def _stop(self, trial: Trial) -> Stop:
         return Stop(self.sweep.run_folder(trial).place)
+
+
+def copy_in(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The copy that an exploit event records, as a trial's ``exploited`` has it."""
+    return {name: event[name] for name in ("step", "from", "values")}

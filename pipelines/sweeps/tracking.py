@@ -105,7 +105,7 @@ class SweepTracking:
             "trial": trial.id,
             "trial.status": trial.status,
             "trial.reason": trial.reason,
-            "trial.exploited": "; ".join(f"from {each['from']} at step {each['step']}" for each in trial.exploited),
+            "trial.exploited": trial.described_copies(),
         }
         for key, value in tags.items():
             if value or key == "trial.reason":  # an earlier start may have given another

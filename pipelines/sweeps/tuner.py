@@ -97,9 +97,7 @@ class Watch(NotKept, tune.Callback, Stopper):
         if trial.checkpoint:
             values = {field: trial.config[field] for field in self._sweep.fields}
             source, step = pointer_of(trial.checkpoint)
-            known = {"step": step, "from": source, "values": values} in ours.exploited
-            if values != ours.values or (source != ours.id and not known):
-                self._record.exploit(ours, values, source, step)
+            self._record.exploit(ours, values, source, step)
         self._record.begin(ours)
 
     def on_trial_result(
@@ -114,7 +112,7 @@ class Watch(NotKept, tune.Callback, Stopper):
         said = why(trial)
         refused = NotSaved.FORM.search(said)
         if refused and refused[1] == "retryable":
-            self._record.retryable = self._record.retryable or f"trial {ours.id}: {refused[2]}"
+            self._record.interrupt(ours, refused[2])
         else:
             self._record.died(ours, refused[2] if refused else f"a worker died ({said})")
 
@@ -122,7 +120,7 @@ class Watch(NotKept, tune.Callback, Stopper):
         """A kept actor could not take the trial. Tune does not try it again in this start, so the sweep saves and stops."""
         ours = self._sweep.trials[str(trial)]
         said = why(trial)
-        self._record.retryable = self._record.retryable or f"trial {ours.id}: {said}"
+        self._record.interrupt(ours, said)
         self._record.ended(ours, "retryable", said)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
