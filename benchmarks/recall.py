@@ -17,7 +17,6 @@ from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from benchmarks.results import Recorder
 from common.errors import UserError, nearest
@@ -25,6 +24,7 @@ from data_prep.corpora.names import CONSONANTS, NAMES, TRAIN_LINES, VOWELS, Name
 from data_prep.store import SegmentStore
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.terminal import cli
+from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table
 from recur_models import SlideConfig
 from studies.asking import Recall, ask
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> None:
     columns, rows = table(results)
     shown = plain_table(columns, rows)
     shown.title = "names (letters) right, %"
-    Console(width=max(Console().width, 120), markup=False).print(shown)
+    print_wide(shown, 120)
     recorder.table("A name asked for many windows later", columns, rows, fingerprint=train.manifest.fingerprint)
     print(
         f"test split {test.manifest.fingerprint}, {Names.test} documents at each distance; by chance 1 name in {len(NAMES):,} "

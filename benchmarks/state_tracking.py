@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine
 from common.errors import UserError, nearest
 from common.files import write_atomically
 from pipelines.terminal import cli
+from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table
 from studies.papers.tables import Run
 from studies.papers.today import TASK_DATA
@@ -188,7 +188,7 @@ def main(argv: list[str]) -> None:
     write_atomically(config.root / "state_tracking.json", json.dumps(rows, indent=1).encode())
     plot(results, config, config.root / "state_tracking.png")
     print("labels of the test split that are wrong, %: the best seed's (the worst's)")
-    Console(width=max(Console().width, 120), markup=False).print(table(results, config))
+    print_wide(table(results, config), 120)
     print(f"  figure  {cli.shown(config.root / 'state_tracking.png')}")
 
 

@@ -34,6 +34,7 @@ from pipelines.reports.sweep_report import report_sweep
 from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
 from pipelines.terminal.commands import program
+from pipelines.terminal.output import print_wide
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 
@@ -140,7 +141,7 @@ def main(argv: list[str]) -> None:
     tracker.log_artifacts(*paths)
     tracker.finish()
 
-    Console(width=max(Console().width, 150), markup=False).print(comparison_table(comparison))
+    print_wide(comparison_table(comparison), 150)
     several = seeds_of(comparison)
     if several:
         Console(width=150, markup=False).print(several)

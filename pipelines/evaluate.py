@@ -50,7 +50,7 @@ from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_t
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
-from pipelines.terminal.output import pass_progress
+from pipelines.terminal.output import pass_progress, print_wide
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
 from pipelines.tracking.score import Evaluation, windows_of
@@ -223,7 +223,7 @@ def report(
     """Print the table, write the report, and log it. Returns the report's files."""
     first = targets[0]
     unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
-    Console(width=max(Console().width, 130), markup=False).print(evaluation_table(evaluations, unigram))
+    print_wide(evaluation_table(evaluations, unigram), 130)
     several = seeds_of(evaluations)
     if several:
         Console(width=130, markup=False).print(several)

@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from common.checks import check_options
 from common.errors import UserError
@@ -30,6 +29,7 @@ from pipelines.inference.targets import mark_of, output_for, run_of, text_mark, 
 from pipelines.inference.trained import device, find_model, model_of, open_split, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
+from pipelines.terminal.output import print_wide
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.continuations_report import Passage, continuations_table, summary, write_continuations
@@ -158,7 +158,7 @@ def main(argv: list[str]) -> None:
     check_tracking(*tracking_of(checkpoint, run, config.tracking))
     passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
-    Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
+    print_wide(continuations_table(passages), 120)
     print(f"{title}\n{summary(passages)}")
     paths = write_continuations(passages, title, target.folder)
     target.publish(*(path.name for path in paths))

@@ -31,6 +31,7 @@ from data_prep.corpora import CORPORA, check_corpus
 from data_prep.documents import check_split
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
+from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table, short
 from pipelines.training.jobs import Job, run_jobs
 from studies.continuations_report import continuations_table, summary
@@ -275,12 +276,12 @@ def main(argv: list[str]) -> int:
         raise UserError(f"no training of {plan.name} is done below {config.root}: {remedy}")
     paths = [*results.write(folder), *plan.pages(folder)]
     print(results.title())
-    Console(width=max(Console().width, 200), markup=False).print(plain_table(*results.grid()))
+    print_wide(plain_table(*results.grid()), 200)
     for sentence in results.sentences():
         print(f"- {sentence}")
     passages = plan.passages(folder)
     if passages:
-        Console(width=max(Console().width, 120), markup=False).print(continuations_table(passages))
+        print_wide(continuations_table(passages), 120)
         print(summary(passages))
     for path in paths:
         print(f"  {cli.shown(path)}")

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from rich.console import Console
 
 from common.checks import check_options
 from common.errors import UserError
@@ -40,7 +39,7 @@ from pipelines.inference.targets import (
 from pipelines.reports.characters import writing_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
-from pipelines.terminal.output import pass_progress, printable
+from pipelines.terminal.output import pass_progress, print_wide, printable
 from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
@@ -295,7 +294,7 @@ def print_comparison(comparison: TokenComparison) -> None:
         {**row, "document": printable(row["document"][:30]), "word": printable(row["word"])}
         for row in comparison.rows[:10]
     ]
-    Console(width=max(Console().width, 120), markup=False).print(table(rows, columns, {}))
+    print_wide(table(rows, columns, {}), 120)
     bits = zip(comparison.names, comparison.facts["bits_per_token"], strict=True)
     each = ", ".join(f"{name} {value:.4f}" for name, value in bits)
     print(f"bits per token: {each} ({comparison.difference()})")

@@ -18,11 +18,17 @@ from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 
 def lines() -> Console:
     """A console that prints sentences as they are, each on one line, and tables in 120 columns where there is no terminal."""
     return Console(highlight=False, soft_wrap=True, markup=False, width=None if sys.stdout.isatty() else 120)
+
+
+def print_wide(shown: Table, width: int) -> None:
+    """Print a table in at least ``width`` columns: in a narrower terminal, or without one, its cells stay readable."""
+    Console(width=max(Console().width, width), markup=False).print(shown)
 
 
 def printable(text: str) -> str:
