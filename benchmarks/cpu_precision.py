@@ -33,7 +33,7 @@ from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
 from pipelines.training.precision import machine_of, width_of
 from recur_models import LlamaConfig, ModelConfig, RecConfig, SlideConfig, detach
-from studies.papers.trainings import one_thread
+from studies.papers.measuring import one_thread
 
 Model = Literal[
     "demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "small-llama", "small-xl", "small-memorizing", "small-delta",

@@ -15,15 +15,14 @@ import contextlib
 import json
 import math
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from common import places
-from common.errors import UserError, given_by_user
+from common.errors import UserError
 from data_prep.corpora import CORPORA
 from data_prep.documents import SPLITS
 from data_prep.manifest import MissingSplit, StoreError
@@ -32,7 +31,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import ModelSettings, TrackingConfig, TrainConfig, check_resumable, may_change
+from pipelines.config.run import TrackingConfig, TrainConfig, check_resumable, may_change
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
@@ -40,6 +39,7 @@ from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, JobRecord, run_jobs
+from studies.papers.measuring import one_thread, seconds_per_step, written_per_second
 from studies.papers.tables import Data, Run
 
 ASSUMED_RATE = 1.25e14
@@ -328,69 +328,6 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
     run_all([each.job() for each in trainings if not each.is_done()], at_once)
     if scored:
         run_all([each.evaluation_job({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread inside the `with`."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
-    """Seconds of a training step, from forward and backward passes over random tokens in a quarter of the lanes.
-
-    They are processor time of one thread, which other work on the machine hardly changes: the median of ``steps`` after a slower
-    first one. A kNN memory is full, as in a long book.
-    """
-    import torch
-
-    from recur_models.memorizing import fill_memory
-
-    lanes = max(config.data.lanes // 4, 1)
-    with one_thread():
-        with given_by_user(ValueError):  # for example by the pretrained weights' sizes
-            model = config.model.build(vocab_size)
-        tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
-        seconds = []
-        for _ in range(1 + steps):
-            state = model.initial_state(lanes)
-            fill_memory(state)
-            began = time.process_time()
-            model(tokens_BT, state, None, tokens_BT)[0].sum().backward()
-            seconds.append(time.process_time() - began)
-        return median(seconds[1:]) * config.data.lanes / lanes
-
-
-def written_per_second(config: ModelSettings, vocab_size: int) -> float:
-    """Tokens that this model reads one by one, as in generation, in a second of one thread's processor time.
-
-    The first block, which has no State, is left out; the result is the median of four blocks. A kNN memory is full.
-    """
-    import torch
-
-    from recur_models.decoding import begin, read
-    from recur_models.memorizing import fill_memory
-
-    with one_thread(), torch.no_grad():
-        model = config.build(vocab_size).eval()
-        tokens_BT = torch.randint(vocab_size - 1, (1, 5 * config.block))
-        decoder = model.incremental_decoder()
-        reading = begin(decoder, lanes=1)
-        fill_memory(reading.state)
-        rates = []
-        for block_BW in tokens_BT.split(config.block, 1):
-            began = time.process_time()
-            for token_B1 in block_BW.split(1, 1):
-                _, reading = read(decoder, reading, token_B1, keep=1)
-            rates.append(config.block / (time.process_time() - began))
-        return median(rates[1:])
 
 
 def value_of(text: str) -> Any:

@@ -10,9 +10,9 @@ from pipelines.presets import PRESETS
 from recur_models import LSTMConfig, MixersConfig
 from studies.names import NAMES_PRESETS
 from studies.papers import PAPERS
+from studies.papers.measuring import written_per_second
 from studies.papers.tables import Run
 from studies.papers.today import LABELS, NAMES, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
-from studies.papers.trainings import written_per_second
 from studies.state_tracking import MODELS, MODELS_FOR_RECALL, MODELS_FOR_STEPS, TASKS
 
 VOCABULARY = 257
