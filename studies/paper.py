@@ -36,6 +36,7 @@ from pipelines.terminal.tables import plain_table, short
 from pipelines.training.jobs import Job, run_jobs
 from studies.continuations_report import continuations_table, summary
 from studies.papers import PAPERS
+from studies.papers.picture import plot
 from studies.papers.plan import Plan, part_of
 from studies.papers.tables import Scale
 from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, StudyFolder, value_of
@@ -274,7 +275,7 @@ def main(argv: list[str]) -> int:
     if not results.facts:  # no cell has an evaluation
         remedy = f"see {plan.study.log(failed[0].name)}" if failed else "leave out --no-train"
         raise UserError(f"no training of {plan.name} is done below {config.root}: {remedy}")
-    paths = [*results.write(folder), *plan.pages(folder)]
+    paths = [*results.write(folder), plot(results, folder / "table.png"), *plan.pages(folder)]
     print(results.title())
     print_wide(plain_table(*results.grid()), 200)
     for sentence in results.sentences():

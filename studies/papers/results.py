@@ -1,8 +1,8 @@
-"""A table's values, the paper's beside ours: their order, and the table as text, files and a picture.
+"""A table's values, the paper's beside ours: their order, and the table as text and files. picture.py draws it.
 
     results = Results("block-recurrent table-1", table, "tiny", seeds=(0, 1), cells={("Slide:13L", "arXiv"): (2.31, 2.33)})
     results.markdown()                       # as it stands in results/block_recurrent
-    results.write(folder)                    # table.md, table.json, table.png
+    results.write(folder)                    # table.md, table.json
 
 A value is the mean over seeds, and its bar their standard deviation. In columns of the best seed, they are its value and the range
 over all seeds.
@@ -14,27 +14,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
-from math import log2
-from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
-from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common.files import write_atomically
-from pipelines.reports.files import COLOURS, colour_of, save_figure
-from pipelines.terminal.tables import short
-from studies.papers.tables import COSTS, LOWER, PERCENTAGES, Column, Row, Table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from studies.papers.tables import COSTS, LOWER, Column, Row, Table
 
 SHOWN = 12
 """The most pairs of rows that a sentence names; the JSON has all."""
-MAX_RADIUS = 20.0
-"""Radius of a panel's largest circle, in points."""
-MARKERS = "os^D"
-"""Shapes of the points; the next is taken when the colours are used up."""
 
 
 class Ordering(NamedTuple):
@@ -44,17 +32,6 @@ class Ordering(NamedTuple):
     fails: list[tuple[str, str]]
     undecided: list[tuple[str, str]]
     """Our values differ by no more than the larger standard deviation of their seeds; for best seeds: they are printed alike."""
-
-
-class Point(NamedTuple):
-    """A row in a panel."""
-
-    x: float
-    y: float
-    bar: tuple[float, float]
-    """How far the error bar goes below and above."""
-    size: float | None
-    """Value that the circle's size is proportional to; None: no circle."""
 
 
 @dataclass(frozen=True)
@@ -243,148 +220,10 @@ class Results:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """table.md, table.json and table.png, each atomically. Returns their paths."""
+        """table.md and table.json, each atomically. Returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         text = folder / "table.md"
         values = folder / "table.json"
         write_atomically(text, self.markdown().encode())
         write_atomically(values, (json.dumps(self.to_json(), indent=1) + "\n").encode())
-        return [text, values, self.plot(folder / "table.png")]
-
-    def panels(self) -> tuple[list[Column], list[str]]:
-        """The columns that are drawn, without the x and the circles' size; and whose values: "paper" and "ours", or "ours" alone.
-
-        Columns with values of the paper go first; without any, those that we have measured.
-        """
-        drawn = (self.table.x, self.table.size)
-        columns = [column for column in self.table.columns if column.name not in drawn] or list(self.table.columns)
-        in_paper = [column for column in columns if self.in_paper(column)]
-        if in_paper:
-            return in_paper, ["paper", "ours"]
-        reached = [column for column in columns if column.metric not in COSTS] or columns
-        measured = [column for column in reached if any(self.ours(row, column) for row in self.table.rows)]
-        return measured or reached, ["ours"]
-
-    def plot(self, path: Path) -> Path:
-        """The paper's values above, ours below, a panel for each of `panels`: over the x, or row by row."""
-        from matplotlib.figure import Figure  # a second to import
-
-        columns, whose = self.panels()
-        high = max(0.5 * len(self.table.rows) + 2, 4.4)  # less, and no room is left for axes
-        size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if self.table.x else (2.6 * len(columns) + 2, high)
-        if self.crowded:
-            size = (size[0] + 3, 1.6 * size[1])
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not self.table.x)
-        said = {"paper": "paper", "ours": f"ours, {self.scale}"}
-        for number, column in enumerate(columns):
-            for axes, of in zip(panels[:, number], whose, strict=True):
-                self.draw(axes, column, of == "paper")
-                title = f"{column.name}: {said[of]}" if len(whose) > 1 else column.name
-                axes.set_title(fill(title, 60 if self.table.x else 28), fontsize=10)
-        title = self.table.about if len(whose) > 1 else f"{self.table.about}: {said['ours']}"
-        figure.suptitle(fill(title, 60), fontsize=11)
-        return save_figure(figure, path)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether the legend names so many series that it would cover them."""
-        return bool(self.table.x) and len({row.series for row in self.table.rows}) > 2 * len(COLOURS)
-
-    def points(self, column: Column, of_paper: bool) -> dict[str, list[Point]]:
-        """The rows that have a value, by series, ordered by x. Rows without an x have their number instead."""
-        named = {each.name: each for each in self.table.columns}
-        x_column = named.get(self.table.x)
-        size_column = named.get(self.table.size)
-
-        def value_of(row: Row, of: Column) -> float | None:
-            if of_paper:
-                return row.paper.get(of.name)
-            return self.value(row, of) if self.ours(row, of) else None
-
-        series: dict[str, list[Point]] = {}
-        for number, row in enumerate(self.table.rows):
-            x = float(number) if row.x is None else row.x
-            if x_column:
-                x = value_of(row, x_column)
-            value = value_of(row, column)
-            if x is not None and value is not None:
-                bar = (0.0, 0.0) if of_paper else self.spread(row, column)
-                size = value_of(row, size_column) if size_column else None
-                point = Point(x, value, bar, size)
-                series.setdefault(row.series if self.table.x else "", []).append(point)
-        return {name: sorted(points, key=attrgetter("x")) for name, points in series.items()}
-
-    def draw(self, axes: Axes, column: Column, of_paper: bool) -> None:
-        """Points with error bars over x, those of a series joined; or rows below each other, as the table has them."""
-        series = self.points(column, of_paper)
-        largest = max((point.size or 0.0 for points in series.values() for point in points), default=0.0)
-        for name, points in series.items():
-            self._draw_series(axes, name, points, largest)
-        if not series:
-            axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")
-        unit = column.metric.replace("_", " ")
-        if not self.table.x:
-            self._label_rows(axes)
-            if column.metric in PERCENTAGES:
-                axes.set_xlim(-4, 104)
-            axes.set_xlabel(unit, fontsize=8)
-        else:
-            axes.set_xlabel(self.table.x)
-            axes.set_ylabel(unit, fontsize=8)
-            _scale_x(axes, [point.x for points in series.values() for point in points])
-            if largest:
-                axes.margins(0.12)  # room for circles
-            if any(series):
-                title = f"{self.table.sized}: {self.table.size}, the largest {short(largest)}" if largest else None
-                aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if self.crowded else {}
-                axes.legend(fontsize=7, title=title, title_fontsize=7, **aside)
-        axes.grid(alpha=0.25)
-
-    def _draw_series(self, axes: Axes, name: str, points: list[Point], largest: float) -> None:
-        """Draw one series in its colour and marker. ``largest``: size of the panel's largest circle; 0 where there are none."""
-        names = list(dict.fromkeys(row.series for row in self.table.rows))
-        number = names.index(name) if name in names else 0
-        colour = colour_of(number)
-        marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
-        xs = [point.x for point in points]
-        ys = [point.y for point in points]
-        has_bars = any(any(point.bar) for point in points)
-        bars = [[point.bar[0] for point in points], [point.bar[1] for point in points]] if has_bars else None
-        look: dict[str, Any] = {
-            "fmt": f"-{marker}" if self.table.x and len(points) > 1 else marker,
-            "color": colour,
-            "capsize": 3,
-            "markersize": 2 if largest and not self.crowded else 4,  # no wider than a small circle
-            "label": name or None,
-        }
-        if self.table.x:
-            axes.errorbar(xs, ys, yerr=bars, **look)
-        else:
-            axes.errorbar(ys, xs, xerr=bars, **look)
-        if largest:
-            shares = [(point.size or 0.0) / largest for point in points]
-            power = 2 if self.table.sized == "radius" else 1
-            # Matplotlib's areas are those of the squares around.
-            areas = [(2 * MAX_RADIUS) ** 2 * share**power for share in shares]
-            axes.scatter(xs, ys, areas, color=colour, alpha=0.35)
-
-    def _label_rows(self, axes: Axes) -> None:
-        """Name the rows on the y axis, the first at the top."""
-        from matplotlib.ticker import MaxNLocator
-
-        rows = self.table.rows
-        axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
-
-
-def _scale_x(axes: Axes, xs: list[float]) -> None:
-    """Take a logarithmic x axis where these values span more than a factor of 8: to base 2 if all are powers of two."""
-    from matplotlib.ticker import LogLocator
-
-    if xs and min(xs) > 0 and max(xs) > 8 * min(xs):
-        base = 2 if all(log2(x).is_integer() for x in xs) else 10
-        axes.set_xscale("log", base=base, subs=[])
-        axes.xaxis.set_major_locator(LogLocator(base, subs=(1.0,) if base == 2 else (1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter(lambda value, _: short(value))
+        return [text, values]

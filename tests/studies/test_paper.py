@@ -26,6 +26,7 @@ from pipelines.training.jobs import Job, JobRecord, run_jobs
 from studies import paper
 from studies.paper import PaperConfig
 from studies.papers import PAPERS, plan, trainings
+from studies.papers.picture import draw, drawn_columns, plot
 from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row, Run, Table
 from studies.papers.trainings import StudyFolder
@@ -169,17 +170,17 @@ def test_a_picture_has_no_panel_that_nobody_has_a_value_for(tmp_path: Path) -> N
     both = replace(
         both, table=replace(both.table, columns=(bits, worth)), cells={**both.cells, ("a", "cleared"): (0.5,)}
     )
-    assert both.panels() == ([bits], ["paper", "ours"])
+    assert drawn_columns(both) == ([bits], ["paper", "ours"])
     curves = tuple(replace(row, paper={}, x=place) for place, row in enumerate(both.table.rows, 1))
     ours = replace(both, table=replace(both.table, columns=(bits, worth, time), rows=curves, x="size"))
-    assert ours.panels() == ([bits, worth], ["ours"])  # the time was not measured
-    assert replace(ours, cells={}).panels() == ([bits, worth, time], ["ours"])
-    small, large = (Image.open(made.plot(tmp_path / f"{made.table.x}.png")) for made in (ours, both))
+    assert drawn_columns(ours) == ([bits, worth], ["ours"])  # the time was not measured
+    assert drawn_columns(replace(ours, cells={})) == ([bits, worth, time], ["ours"])
+    small, large = (Image.open(plot(made, tmp_path / f"{made.table.x}.png")) for made in (ours, both))
     assert small.height < large.height
     sized = replace(ours, table=replace(ours.table, columns=(bits, PARAMETERS)), cells={("a", "parameters"): (9e6,)})
-    assert sized.panels() == ([bits], ["ours"])  # a size is no curve
+    assert drawn_columns(sized) == ([bits], ["ours"])  # a size is no curve
     alone = replace(ours, table=replace(ours.table, columns=(bits,), x="bits"))
-    assert alone.panels() == ([bits], ["ours"])  # asked for by --columns
+    assert drawn_columns(alone) == ([bits], ["ours"])  # asked for by --columns
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_ticks_are_round_numbers(places: tuple[int, int], ticks: list[int]) -> N
     made = results({"a": (1.5,), "b": (1.0,)})
     made = replace(made, table=replace(made.table, rows=rows, x="size"))
     axes = Figure().subplots()
-    made.draw(axes, made.table.columns[0], False)
+    draw(made, axes, made.table.columns[0], False)
     low, high = axes.get_xlim()
     assert [tick for tick in axes.get_xticks() if low <= tick <= high] == pytest.approx(ticks)
 
@@ -206,11 +207,11 @@ def test_a_circles_radius_is_proportional_to_the_parameters() -> None:
     cells |= {(label, "batch time, ms"): (time,) for label, time in times.items()}
     cells |= {(label, "test ppl"): (5.0,) for label in labels}
     made = Results("staircase figure-3", table, "tiny", (0,), cells)
-    assert [column.name for column in made.panels()[0]] == ["validation ppl", "test ppl"]
+    assert [column.name for column in drawn_columns(made)[0]] == ["validation ppl", "test ppl"]
     (column,) = [column for column in table.columns if column.name == "test ppl"]
     for of_paper, expected in ((True, [218 / 218, 117 / 218, 29 / 218]), (False, [1.0, 4 / 6, 1 / 6])):
         axes = Figure().subplots()
-        made.draw(axes, column, of_paper)
+        draw(made, axes, column, of_paper)
         circles = [found for found in axes.collections if isinstance(found, PathCollection)]
         areas = sorted((area for found in circles for area in found.get_sizes()), reverse=True)
         assert [(area / areas[0]) ** 0.5 for area in areas] == pytest.approx(expected)
@@ -230,7 +231,7 @@ def test_many_models_in_a_figure_can_be_told_apart() -> None:
     (column,) = [column for column in table.columns if column.name not in (table.x, table.size)]
     cells |= {(label, column.name): (50.0,) for label in sizes}
     axes = Figure().subplots()
-    Results("today figure-1", table, "tiny", (0,), cells).draw(axes, column, False)
+    draw(Results("today figure-1", table, "tiny", (0,), cells), axes, column, False)
     looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() not in ("", "None", "_")}
     assert len(looks) == len(sizes) > 20
     circles = [found for found in axes.collections if isinstance(found, PathCollection)]
@@ -247,10 +248,10 @@ def test_percentages_are_drawn_from_0_to_100() -> None:
     (parity,) = [column for column in table.columns if column.name.startswith("parity")]
     axes = Figure().subplots()
     results = Results("today table-1", table, "tiny", (0,), {(table.rows[0].label, parity.name): (43.0,)})
-    results.draw(axes, parity, False)
+    draw(results, axes, parity, False)
     low, high = axes.get_xlim()
     assert low < 0 and high > 100
-    assert results.panels() == ([parity], ["ours"])
+    assert drawn_columns(results) == ([parity], ["ours"])
 
 
 TINY: dict[str, Any] = {
