@@ -87,6 +87,15 @@ def scheduler(
     }
     if issubclass(kind, HyperBandScheduler):
         offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
+    check_written(name, given, domains, every)
+    rule = make(path, **offered)
+    if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
+        raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")
+    return rule
+
+
+def check_written(name: str, given: Mapping[str, Any], domains: Mapping[str, Any], every: int) -> None:
+    """Raise ValueError for an argument, written with a scheduler's name, that would fail in the middle of a sweep."""
     mutations = given.get("hyperparam_mutations") or {}
     if not isinstance(mutations, dict):
         raise ValueError(f"{name}: hyperparam_mutations is {mutations!r}: write a dict of this sweep's fields")
@@ -112,10 +121,6 @@ def scheduler(
             f"{name}: trials are compared where they are validated, every {every:,} tokens: raise "
             "perturbation_interval, or leave it out"
         )
-    rule = make(path, **offered)
-    if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
-        raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")
-    return rule
 
 
 def within_ranges(domains: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
