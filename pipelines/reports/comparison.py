@@ -101,6 +101,7 @@ def metrics_of(comparison: Comparison) -> list[Metric]:
 def rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row for each run, in their order. Unknown values are None."""
     made = []
+    metrics = metrics_of(comparison)
     for run in comparison.runs:
         tokens = max(record.metrics[TOKENS] for record in run.with_metric(TOKENS))
         found = run.with_metric(comparison.metric)
@@ -116,7 +117,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "seconds": round(run.curve(TOKENS)[-1].time, 1),
             "best_step": best.step,
         }
-        for metric in metrics_of(comparison):
+        for metric in metrics:
             values = [record.metrics[metric.name] for record in run.with_metric(metric.name)]
             choose = max if metric.better == "higher" else min
             row[f"best_{metric.column}"] = choose(values, default=None)
@@ -190,11 +191,13 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     panels = figure.subplots(1, 3, sharey=True)
     longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
     unit = "hours"
+    size = 3600.0
     if longest < 180:
         unit = "seconds"
+        size = 1.0
     elif longest < 3 * 3600:
         unit = "minutes"
-    size = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}[unit]
+        size = 60.0
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)
