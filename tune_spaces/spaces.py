@@ -143,6 +143,11 @@ SPACES: dict[str, Space] = {
 }
 
 
+def parts_of(text: str) -> list[str]:
+    """The named spaces and fields that + joins. The + of a number, as in 1e+3, joins nothing."""
+    return re.split(r"\+(?=[a-z])", text)
+
+
 def combine(text: str, values: Values) -> Domains:
     """The domains of spaces joined by +, each listed value once.
 
@@ -150,7 +155,7 @@ def combine(text: str, values: Values) -> Domains:
     whether the values fit.
     """
     domains: Domains = {}
-    for part in re.split(r"\+(?=[a-z])", text):
+    for part in parts_of(text):
         found = _inline(part, values) if "=" in part else _named(part, values)
         taken = {field for key in domains for field in key.split(",")}
         for key, domain in found.items():

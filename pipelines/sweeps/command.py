@@ -21,7 +21,7 @@ from pipelines.config.run import TrainConfig, flatten, may_change, to_json
 from pipelines.presets import PRESETS, catalogue
 from pipelines.terminal import cli
 from pipelines.tracking.metrics import check_compared
-from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS
+from tune_spaces import SCHEDULERS, SEARCHERS, SPACES, STOPPERS, parts_of
 
 if TYPE_CHECKING:
     from ray.tune.schedulers import TrialScheduler
@@ -195,7 +195,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if not argv or argv[0].startswith("-"):
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
-    parts = space.split("+")
+    parts = parts_of(space)
     spaces = [SPACES[part] for part in parts if part in SPACES]
     preset = preset_option(argv) or usual_preset(parts)
     if preset not in PRESETS:
