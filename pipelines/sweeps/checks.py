@@ -40,7 +40,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     check_varied(config, domains)
     if config.populates:
         check_population(config, domains)
-    config.rule(domains)
+    config.make_scheduler(domains)
     if compares_all(config.scheduler):
         check_waiting(config, domains)
     stopper(config.stop)
@@ -83,9 +83,9 @@ def check_lengths(config: SweepConfig) -> None:
             f"a budget of {config.token_budget:,} tokens ends before the first trial's first result, after {first:,} tokens: raise "
             f"--token-budget, or lower --{option}"
         )
-    if config.rung_tokens >= config.whole:
+    if config.rung_tokens >= config.tokens_per_trial:
         raise UserError(
-            f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.whole:,}: nothing would be stopped"
+            f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.tokens_per_trial:,}: nothing would be stopped"
         )
 
 

@@ -105,7 +105,7 @@ class SweepConfig:
         return self.search not in ("random", "grid")
 
     @property
-    def whole(self) -> int:
+    def tokens_per_trial(self) -> int:
         """Tokens of a whole trial, if all trials have the same number."""
         return self.train.steps * self.train.tokens_per_step
 
@@ -119,7 +119,8 @@ class SweepConfig:
         varied."""
         if self.baseline == "no" or {"preset", "data.store"} & set(fields):
             return None
-        return {field: self.flat[field] for field in fields}
+        values = self.flat
+        return {field: values[field] for field in fields}
 
     def run_with(self, values: Mapping[str, Any]) -> TrainConfig:
         """The run with a trial's values, by their dotted names. Raises ValueError where they do not fit together."""
@@ -142,16 +143,16 @@ class SweepConfig:
         return min(limits, default=None)
 
     @property
-    def least(self) -> int:
+    def first_rung(self) -> int:
         """Tokens before a trial may be stopped: ASHA's first rung."""
-        return self.rung_tokens or max(1, self.whole // 9)
+        return self.rung_tokens or max(1, self.tokens_per_trial // 9)
 
-    def rule(self, domains: Mapping[str, Any]) -> TrialScheduler:
+    def make_scheduler(self, domains: Mapping[str, Any]) -> TrialScheduler:
         """The scheduler of the trials. Raises ValueError where it cannot be made."""
         from tune_spaces.stopping import scheduler
 
         every = self.train.validate_every * self.train.tokens_per_step
-        lengths = {"least": self.least, "most": self.whole, "reduction": self.reduction, "every": every}
+        lengths = {"least": self.first_rung, "most": self.tokens_per_trial, "reduction": self.reduction, "every": every}
         return scheduler(self.scheduler, domains, **lengths)
 
 

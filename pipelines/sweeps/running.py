@@ -58,7 +58,7 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
     with file_lock(sweep.folder, "another process of this sweep"):
         print(
             f"sweep {config.train.run}: {config.space} around {config.preset}, {config.search} search, {config.scheduler}\n"
-            f"  metric  {config.metric}, the lower the better; a trial is {config.whole:,} tokens",
+            f"  metric  {config.metric}, the lower the better; a trial is {config.tokens_per_trial:,} tokens",
             flush=True,
         )
         again = open_or_plan(sweep, domains)  # raises its errors before Ray starts

@@ -71,9 +71,9 @@ class Sweep:
         config = self.config
         run = config.run_with(trial.values)
         if config.equalize == "tokens":
-            run = replace(run, steps=max(1, round(config.whole / run.tokens_per_step)))
+            run = replace(run, steps=max(1, round(config.tokens_per_trial / run.tokens_per_step)))
         elif config.equalize == "flops":
-            whole = config.whole * self.flops_per_token(config.train)
+            whole = config.tokens_per_trial * self.flops_per_token(config.train)
             run = replace(run, steps=max(1, round(whole / (run.tokens_per_step * self.flops_per_token(run)))))
         every = run.validate_every
         if every and every % run.checkpoint.every:

@@ -175,7 +175,7 @@ def fit(
                 num_samples=-1 if queue else 1,
                 max_concurrent_trials=limit,
                 search_alg=queue,
-                scheduler=RecordedScheduler(config.rule(domains), record, stops, keys),
+                scheduler=RecordedScheduler(config.make_scheduler(domains), record, stops, keys),
                 reuse_actors=config.workers == "reuse",
                 trial_name_creator=name_of,
                 trial_dirname_creator=name_of,

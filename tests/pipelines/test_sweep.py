@@ -455,7 +455,9 @@ def test_the_median_rule_hears_no_more_of_a_trial_that_it_stopped(here: Make, pa
     values = {trial.name: 9.0 if trial.name == "000" else 5.0 for trial in trials}
 
     def started() -> Callable[[Any, int], str]:
-        scheduler = RecordedScheduler(made.config.rule(made.domains), SweepRecord(made.sweep), NoopStopper(), Keys())
+        scheduler = RecordedScheduler(
+            made.config.make_scheduler(made.domains), SweepRecord(made.sweep), NoopStopper(), Keys()
+        )
         scheduler.set_search_properties(made.config.metric, "min")
         for trial in trials:
             scheduler.on_trial_add(tuning, trial)
