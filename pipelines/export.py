@@ -15,14 +15,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from common.errors import UserError
 from common.places import Place
 from data_prep.tokenizers import SymbolsTokenizer, chat_of
-from pipelines.inference.trained import eos_ids, find_model
+from pipelines.inference.trained import Form, eos_ids, find_model
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 
@@ -35,7 +35,7 @@ class ExportConfig:
     """Folder or URI of a run (its newest checkpoint is taken) or of a checkpoint, or a folder that was exported before."""
     output: Path
     """The folder to make; it must not exist yet."""
-    format: Literal["throughline", "transformers"] = "throughline"
+    format: Form = "throughline"
     """throughline: any model, State included, with its code beside it. transformers: a gpt2 as GPT2LMHeadModel or a llama as
     LlamaForCausalLM, which attend to the whole context, and a mamba2 as Mamba2ForCausalLM; vLLM and llama.cpp open these too."""
     store: str = ""

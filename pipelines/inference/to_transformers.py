@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import record_of
 from pipelines.inference.card import card_of
 from pipelines.inference.plain_export import check_has_plain_form, check_logits, check_plain, plain
-from pipelines.inference.trained import config_of, eos_ids, model_of, tokenizer_of
+from pipelines.inference.trained import Form, config_of, eos_ids, model_of, tokenizer_of
 from recur_models import RecurrentModel
 from recur_models.bundle import TOKENIZER
 from recur_models.hf import ThroughlineForCausalLM
@@ -54,8 +54,6 @@ from recur_models.hf_tokenizer import (
     symbol_tokenizer,
     tokenizer_of_file,
 )
-
-Form = Literal["throughline", "transformers"]
 
 SAMPLES = (
     "",

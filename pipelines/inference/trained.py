@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes sec
     import torch
 
     from recur_models import ModelConfig, RecurrentModel
+
+
+Form = Literal["throughline", "transformers"]
+"""The classes of an exported folder: ours, or transformers' own of the model."""
 
 
 class TextTokenizer(Protocol):
