@@ -58,3 +58,11 @@ def test_the_corpus_follows_from_its_fields() -> None:
 def test_what_is_refused(made: Callable[[], Names], sentence: str) -> None:
     with pytest.raises(CorpusError, match=sentence):
         made()
+
+
+def test_no_name_of_a_test_document_is_trained_on_and_a_line_in_four_asks() -> None:
+    corpus = Names(train=2000, validation=100, test=200, distances=(1,))
+    known = {text[ANSWER] for split in ("train", "validation") for text in texts(corpus, split).values()}
+    assert known.isdisjoint(text[ANSWER] for text in texts(corpus, "test").values())
+    asked = sum(text.count("your name: ") for text in texts(corpus, "train").values())
+    assert asked / (corpus.train * (TRAIN_LINES - 1)) == pytest.approx(0.25, abs=0.02)

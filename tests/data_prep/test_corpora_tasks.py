@@ -390,3 +390,9 @@ def test_what_is_refused(made: Callable[[], Task], sentence: str) -> None:
     with pytest.raises(CorpusError) as raised:
         made()
     assert str(raised.value) == sentence
+
+
+def test_random_filler_is_any_symbol() -> None:
+    corpus = Mqar(train=1, validation=0, test=0, vocabulary=64, pairs=1, length=4096, filler="random")
+    (document,) = corpus.read(corpus.sources("train"))
+    assert set(str(document.text).split()) == set(corpus.symbols())

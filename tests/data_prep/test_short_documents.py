@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +19,12 @@ from data_prep.corpora import CORPORA, spans
 from data_prep.corpora.spans import Window, line_spans
 from data_prep.corpora.streams import Forward, lines
 from data_prep.document_table import SCHEMA, read_table, write_table
-from data_prep.documents import Source
+from data_prep.documents import Document, Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
-from data_prep.plan import group_by_bytes
+from data_prep.plan import ScannedDocuments, SplitScan, group_by_bytes, plan, scan_group
 from data_prep.sources import NumberedFile, NumberedSources, names_of, sizes_of, take
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import BytesTokenizer
 from data_prep.verification import verify_split
 from pipelines import inspect
 from pipelines.prepare import PrepareConfig, main, prepare
@@ -230,3 +232,22 @@ def test_command_line(make_lines, capsys: pytest.CaptureFixture[str]) -> None:
     made = make_lines()
     main(["jsonl", "--source", made.corpus.source, "--store", made.store, "--num-workers", "0", "--splits", "train"])
     assert "train: 0.1 MB in 1 part to write, ids back to back" in capsys.readouterr().out
+
+
+def test_a_part_whose_documents_have_other_numbers_is_another() -> None:
+    def part(*texts: str) -> tuple[str, int]:
+        class Given:
+            name = "given"
+
+            def read(self, sources: Sequence[Source]) -> Iterator[Document]:
+                return (Document(source.id, source.title, texts[int(source.id)]) for source in sources)
+
+        sources = [Source(str(i), str(i), "train", len(text)) for i, text in enumerate(texts)]
+        corpus: Any = Given()
+        scan = SplitScan(corpus, "train", ScannedDocuments(sources, scan_group(corpus, sources)))
+        found = plan(scan, BytesTokenizer(), segment_length=4, part_bytes=10).part(1)
+        return found.fingerprint, found.first_document
+
+    assert part("a" * 10, "b" * 10) == part("c" * 10, "b" * 10)
+    (one, first), (other, second) = part("a" * 10, "b" * 10), part("aaaa", "a" * 6, "b" * 10)
+    assert (first, second) == (1, 2) and one != other

@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.text import Text
-from data_prep.documents import SPLITS, Document, Source, sources_of
+from data_prep.documents import SPLITS, Document, Source, sources_of, split_of
 from pipelines.prepare import prepare
 
 
@@ -100,3 +101,12 @@ def test_five_texts_give_three_splits_and_two_say_which_are_empty(
     assert len(made) < 3
     for split in set(SPLITS) - set(made):
         assert f"{split}: no document with text, left out; to have one, add documents, or name folders" in out
+
+
+def test_the_document_that_moves_has_the_smallest_hash(tmp_path: Path) -> None:
+    names = [name for name in (f"{i}.txt" for i in range(100)) if split_of(name) == "train"][:5]
+    for name in names:
+        (tmp_path / name).write_text("some words")
+    found = sources_of(Text(source=str(tmp_path)), SPLITS)
+    by_hash = sorted(names, key=lambda name: xxhash.xxh3_64_intdigest(name.encode()))
+    assert [[source.id for source in found[split]] for split in ("validation", "test")] == [[by_hash[0]], [by_hash[1]]]

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep import segments
+from data_prep import store as stores
 from data_prep.documents import SPLITS
 from data_prep.manifest import Manifest, StoreError
 from data_prep.store import SegmentStore
@@ -177,3 +178,33 @@ def test_another_tokenizer_beside_the_split(prepared: PrepareConfig, make_config
 def test_opens_by_uri(prepared: PrepareConfig) -> None:
     store = SegmentStore.open((prepared.folder / "train").as_uri())
     assert np.array_equal(store.tokens(1, 0, 20), SegmentStore.open(prepared.folder / "train").tokens(1, 0, 20))
+
+
+def test_no_tokens_before_a_documents_first(prepared: PrepareConfig) -> None:
+    store = SegmentStore.open(prepared.store, "text", "train")
+    with pytest.raises(IndexError, match="tokens -3:5 of a document"):
+        store.tokens(0, -3, 5)
+
+
+def test_the_batch_that_was_used_longest_ago_goes_first(
+    prepared: PrepareConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SegmentStore, "_mapped", False)  # as in a bucket without a cache
+    store = SegmentStore.open(prepared.store, "text", "train")
+    batches = {(d.part, d.batch): i for i, d in enumerate(store.manifest.documents)}
+    (a, first), (b, second), (c, third) = list(batches.items())[:3]
+    sizes = [sum(column.nbytes for column in store._read_batch(*key)) for key in (a, b, c)]
+    monkeypatch.setattr(stores, "REMOTE_BYTES", sum(sizes) - 1)
+    for document in (first, second, first, third):
+        store.tokens(document, 0, 1)
+    assert list(store._batches) == [a, c]
+
+
+def test_views_are_kept_of_a_bounded_number_of_documents(
+    prepared: PrepareConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "VIEWS", 2)
+    store = SegmentStore.open(prepared.store, "text", "train")
+    for document in range(len(store.lengths)):
+        store.tokens(document, 0, 1)
+        assert len(store._documents) <= 2

@@ -438,3 +438,14 @@ def test_a_split_without_any_token_is_refused(make_config, text_folder: Path, tm
         prepare(made)
     assert not (made.folder / "validation").exists()
     assert prepare(make_config(tokenizer=str(path), splits=("train", "test"))).keys() == {"train", "test"}
+
+
+def test_one_document_that_is_not_given_back_makes_a_tokenizer_lossy() -> None:
+    class Small(BytesTokenizer):
+        """Gives capitals back as small letters."""
+
+        def decode(self, ids: np.ndarray | list[int]) -> str:
+            return super().decode(ids).lower()
+
+    documents = [Document(str(i), "", text) for i, text in enumerate(("A b", "a b"))]
+    assert [row.lossless for row in study([BytesTokenizer(), Small()], documents)] == [True, False]

@@ -14,6 +14,7 @@ from transformers.optimization import Adafactor as Theirs
 from common.errors import UserError
 from pipelines.config.run import OptimConfig, ScheduleConfig
 from pipelines.presets import PRESETS
+from pipelines.training.adafactor import Adafactor
 from pipelines.training.optim import build_optimizer, learning_rate
 from recur_models import RecConfig, RecurrentModel, SlideConfig
 from tests.recur_models.conftest import SIZE
@@ -179,3 +180,12 @@ def test_the_cosine_is_half_way_down_in_the_middle_and_ends_at_its_least_share()
     shape = ScheduleConfig(name="cosine", warmup_steps=10, min_lr_ratio=0.1)
     rates = [learning_rate(step, 110, OptimConfig(lr=1.0), shape) for step in (10, 35, 60, 110)]
     assert rates == pytest.approx([1.0, 0.1 + 0.9 * 0.8535534, 0.55, 0.1])
+
+
+def test_a_parameter_that_begins_at_zero_is_moved() -> None:
+    parameter = nn.Parameter(torch.zeros(4, 3))
+    parameter.grad = torch.ones(4, 3)
+    Adafactor([parameter], lr=1.0, beta1=0.0, weight_decay=0.0).step()
+    torch.testing.assert_close(
+        parameter.detach(), torch.full((4, 3), -1e-3)
+    )  # ε₂, the least size that scales an update

@@ -352,3 +352,19 @@ def test_the_exit_status_of_a_run_that_was_stopped_is_its_own() -> None:
     from pipelines.training.watchdog import HUNG_STATUS
 
     assert len({0, 1, 2, 130, 128 + signal.SIGTERM, os.EX_OK, HUNG_STATUS, STOPPED_STATUS}) == 7
+
+
+def test_the_same_signal_right_behind_ends_nothing_and_one_later_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stop = Stop(tmp_path)
+    with stop.on_signals():
+        try:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # from a launcher, which sends it to all of its processes
+        except KeyboardInterrupt:
+            pytest.fail("a signal that came twice at once has ended the process")
+        assert stop.asked()
+        monkeypatch.setattr("pipelines.training.stopping.AGAIN_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

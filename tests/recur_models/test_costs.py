@@ -106,3 +106,33 @@ def test_every_model_is_counted() -> None:
     with pytest.raises(TypeError, match="abstract"):  # one that does not say its costs is no model
         type("Other", (ModelConfig,), {"name": "other", "build": None, "block": 1, "least_blocks": 1})()
     assert replace(SlideConfig(), layers=1).costs(10).block == 512
+
+
+PAIR = 4 * 2 * 12
+"""FLOPs of a pair of query and key in all heads."""
+
+
+@pytest.mark.parametrize(
+    ("name", "unseen"),
+    [
+        ("vanilla", 3 * PAIR * (4 + 3 + 2 + 1 - 4)),  # layers · pairs of a block whose key comes after the query
+        ("slide-meliad", 3 * PAIR * 4 * 4),
+        ("xl-paper", 3 * PAIR * 4 * 4),
+        ("memorizing-meliad", 3 * PAIR * 4 * 4),
+        ("rec-fixed-skip-meliad", 3 * PAIR * 4 * 4),
+        (
+            "rmt",
+            2 * PAIR * (3 * 7 + 6 + 4 * 3),
+        ),  # read memory: all behind it; tokens: later ones and the memory that writes
+        ("armt", 2 * PAIR * (6 + 4 * 3)),
+        ("staircase-zeros", 2 * PAIR * (12 * 11 // 2)),
+        ("cached_staircase-zeros", 2 * PAIR * (8 * 7 // 2)),
+        ("transformer_xl-zeros", 2 * PAIR * 4 * 4),
+        ("universal-zeros", 3 * PAIR * 4 * 4),
+        ("feedback_transformer-zeros", 2 * PAIR * (3 + 2 + 1)),
+        ("mixers-mamba2", 2 * 2 * (6 + 2 * 8) + 4 * 2 * 6 * 4 * 4),  # two chunks of two tokens; and the window's layer
+    ],
+)
+def test_needed_flops_leave_out_the_pairs_that_no_token_sees(name: str, unseen: int) -> None:
+    cost = small_configs()[name].costs(VOCAB)
+    assert cost.computed_flops - cost.flops == unseen

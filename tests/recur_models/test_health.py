@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from recur_models import LSTMConfig, ModelConfig, RecConfig, RecurrentModel, SlideConfig
+from recur_models import (
+    FeedbackTransformerConfig,
+    LSTMConfig,
+    MemorizingConfig,
+    ModelConfig,
+    RecConfig,
+    RecurrentModel,
+    SlideConfig,
+    StaircaseConfig,
+)
 from recur_models.gates import FixedGate, LSTMGate
 from recur_models.health import Health, watch
 from recur_models.lstm import LSTMLayer
@@ -174,3 +185,28 @@ def test_a_change_is_that_of_lanes_that_had_a_state() -> None:
     after = torch.tensor([[[3.0, 3.0]], [[50.0, 0.0]]])
     assert float(Recurrence.change(before, after)) == pytest.approx(0.2)
     assert float(Recurrence.change(torch.zeros_like(before), after)) == 1
+
+
+def test_the_openness_of_a_feedback_transformer_is_the_layers_share_of_its_memories() -> None:
+    model: Any = FeedbackTransformerConfig(
+        layers=3, d_model=24, heads=2, head_dim=12, mlp_dim=40, span=6, window=4
+    ).build(31)
+    assert metrics(model)[0]["gate_openness"] == pytest.approx(3 / 4)  # the embedding weighs as much as each layer
+
+
+def test_the_share_of_a_memory_is_its_gate() -> None:
+    model: Any = MemorizingConfig(**SIZE, memory=12, memory_layer=2, top_k=5).build(31)
+    with torch.no_grad():
+        model.layers[1].gate_H.fill_(-2.0)
+    assert metrics(model)[0]["state_share"] == pytest.approx(torch.sigmoid(torch.tensor(-2.0)).item())
+
+
+def test_the_share_of_earlier_chunks_is_what_the_newest_pays_them() -> None:
+    model: Any = StaircaseConfig(layers=2, d_model=24, heads=2, head_dim=12, mlp_dim=40, chunk=4, passes=2).build(31)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.qkv.weight[:24] = 0.0  # queries: all that is seen weighs the same
+    share = sum(4 / (5 + place) for place in range(4)) / 4  # four earlier keys, and those of the chunk up to its own
+    assert metrics(model, blocks=4)[0]["state_share"] == pytest.approx(
+        4 * share / 5
+    )  # the last step drains one chunk alone

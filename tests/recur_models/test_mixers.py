@@ -349,3 +349,12 @@ def test_a_state_of_bfloat16_weights_is_the_same_token_by_token(mixer: MixerName
     expected = whole["layers.0.states"]
     assert found.dtype == torch.float32
     assert (found - expected).norm() <= 0.01 * expected.norm()
+
+
+def test_chunks_of_rwkv7_are_no_longer_than_its_window() -> None:
+    assert MixersConfig(layers=("rwkv7",), window=64, chunk=128).sizes.chunk == 64
+
+
+def test_a_negative_spread_of_initial_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.initial_std is -0\.02: give 0 or more"):
+        MixersConfig(initial_std=-0.02)

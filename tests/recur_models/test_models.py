@@ -332,6 +332,7 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
     [
         ({"layers": 0}, "model.layers is 0"),
         ({"dropout": 1.0}, "model.dropout is 1.0"),
+        ({"dropout": -0.1}, "model.dropout is -0.1: it must be at least 0"),
         ({"states": 0}, "model.states is 0"),
         ({"layers": 12.5}, "model.layers is 12.5: it must be a whole number"),
         ({"layers": "4"}, "model.layers is '4'"),
@@ -342,9 +343,17 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
         ({"recurrent_layers": 2}, "model.recurrent_layers is 2: it must be a list"),
         ({"recurrent_layers": (4,)}, "names layer 4"),
         ({"recurrent_layers": ()}, "one or more different layers"),
+        ({"recurrent_layers": (2, 2)}, "one or more different layers"),
     ],
 )
 def test_impossible_sizes_are_refused(change: dict[str, object], message: str) -> None:
     fields: dict[str, Any] = {**SIZE, "recurrent_layers": (2,), **change}
     with pytest.raises(ValueError, match=message):
         RecConfig(**fields)
+
+
+def test_in_the_shortest_segment_every_parameter_gets_a_gradient(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, config.least_blocks * model.block)
+    model(text, None, None, text)[0].sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []

@@ -28,7 +28,7 @@ from pipelines.training.scoring import Scoring
 from studies.token_comparison import TokenComparison
 from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.tokens import main
-from studies.words import Words, by_distance, pieces_of, rare, tokens_of, where, words_of
+from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
 from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.mlflow_server import Server
 
@@ -407,3 +407,29 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
     ):
         with pytest.raises(UserError, match=sentence):
             main([*words, "--tracking.backend", "none"])
+
+
+def test_where_a_word_stood_is_told_to_the_token() -> None:
+    assert where(50, 10, 500, 550) == "in the segment"  # as the first token of it
+    assert where(51, 10, 500, 550) == "in an earlier segment"
+    made = TokenComparison(
+        ("slide", "rec"), "made/test", ["a", "b", "c"], [5, 9, 7], lambda _: np.zeros(0, int), lambda _: (), WRITE, words(""),
+        window=10, segment=256, cut=500, shown=0, shown_tokens=1000,
+    )  # fmt: skip
+    assert [made.place(20, offset) for offset in (499, 500, 520)] == [
+        "in the segment",
+        "in an earlier segment",
+        "in the segment",
+    ]
+    assert replace(made, cut=0).place(20, 512) == "in an earlier segment"
+    assert made.longest(2) == [1, 2]
+
+
+def test_a_word_that_is_as_often_small_is_no_name() -> None:
+    assert words("Rose rose Tom").name_N.tolist() == [False, False, True]
+
+
+def test_the_text_around_a_word_is_what_touches_it() -> None:
+    left, word, right = around(lambda ids: "".join(f"w{i} " for i in ids), np.arange(300), 150, 2)
+    assert (len(left), word, len(right)) == (80, "w150 w151 ", 80)
+    assert left.endswith("w148 w149 ") and right.startswith("w152 w153 ")
