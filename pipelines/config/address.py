@@ -43,7 +43,10 @@ def check_address(uri: str, named: str) -> None:
     else:
         problem = _of_folder(uri)
     if problem:
-        raise UserError(f"{named} is {without_credentials(uri)}, where MLflow cannot keep runs: {problem}")
+        shown = without_credentials(uri)
+        if not is_uri and re.search(":.*@", shown):  # without :// nothing marks where a password begins
+            shown = f"…@{shown.rpartition('@')[2]}"
+        raise UserError(f"{named} is {shown}, where MLflow cannot keep runs: {without_credentials(problem)}")
 
 
 def plugins() -> set[str]:

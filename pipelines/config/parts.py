@@ -131,10 +131,10 @@ class TrackingConfig:
         check_fields("tracking", self, patience=0)
         # After http://NAME: digits may be a port and no password.
         named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
-        if named and re.search(r"""[?#/'"\s]""", named[1]):
+        if named and re.search(r"""[?#/'"\s]""", named[0].partition("://")[2]):
             raise UserError(
-                "the password in tracking.uri has a character that hides its end, so it could not be removed from records: write "
-                "%3F for ?, %23 for #, %2F for /, %27 for '"
+                "the name or password in tracking.uri has a character that hides its end, so it could not be removed from "
+                "records: write %3F for ?, %23 for #, %2F for /, %27 for '"
             )
         check_address(self.uri, "tracking.uri")
         if self.experiment and not self.experiment.strip():

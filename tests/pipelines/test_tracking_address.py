@@ -43,6 +43,12 @@ IN_MEMORY = "a database in memory"
         ("sqlite:mlflow.db", "write sqlite://…"),
         ("sqlite://mlflow.db", "write sqlite:////whole/path/mlflow.db"),
         ("postgres://me:secret@host/db", "did you mean 'postgresql'"),
+        ("me:secret@host:5000", "is …@host:5000, where"),
+        ("//me:secret@host:5000", "is …@host:5000, where"),
+        ("http:/me:secret@host:5000", "write http://host:5000"),
+        ("http:me:secret@host:5000", "is …@host:5000, where"),
+        ("https//me:secret@host:5000", "write https://host:5000"),
+        ("postgresql:me:secret@host/db", "is …@host/db, where"),
         ("databricks-uc", "write databricks"),
     ],
 )

@@ -565,6 +565,8 @@ class TestRefusals:
             (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
+            (("--tracking.uri", "http://m e:pass@127.0.0.1:1"), "a character that hides its end"),
+            (("--tracking.uri", "postgresql://m'e:pass@host/db"), "a character that hides its end"),
             (("--optim.lr", "inf"), "optim.lr is inf: it must be finite"),
             (
                 ("--data.order", "listed"),
