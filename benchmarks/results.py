@@ -34,7 +34,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from common.errors import UserError
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from common.lock import file_lock
 from pipelines.terminal import cli
 from pipelines.tracking.commit import git_commit
@@ -188,7 +188,7 @@ def writing(folder: Path) -> Iterator[None]:
 def read(path: Path) -> Study:
     """The study of a results.json. Raises UserError if the file is no study."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
         records = [Record(**each) for each in content.pop("records", [])]
         return Study(**content, records=records)
     except (ValueError, TypeError, AttributeError) as error:

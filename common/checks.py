@@ -10,7 +10,7 @@ import math
 from functools import cache
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from common.errors import UserError
 
@@ -51,11 +51,12 @@ def type_mismatch(value: Any, kind: Any) -> str:
     inside = get_args(kind)
     if get_origin(kind) is Literal:
         return "" if value in inside else _needed(kind)
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (Union, UnionType):
         fits = any(not type_mismatch(value, one) for one in inside)
         return "" if fits else " or ".join(NAMES[one] for one in inside if one in NAMES)
     if get_origin(kind) is tuple:
         return _list_mismatch(value, inside)
+    kind = get_origin(kind) or kind  # of dict[str, int] the dict alone is checked
     if kind in (int, float):
         fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
         return "" if fits else NAMES[kind]

@@ -3,6 +3,7 @@
 write_atomically(Path("run.json"), data)    # whole and on the disk, or not there at all
 data = seal({"parts": [...]})               # JSON that begins with a checksum of itself
 content = unseal(data)                      # ValueError where a byte of it changed
+parse_json(path.read_bytes())               # ValueError where it is damaged, however
 digest({"kind": "bytes"})                   # xxh3-128 of the canonical JSON
 """
 
@@ -42,13 +43,21 @@ def unseal(data: bytes) -> dict[str, Any]:
     head, newline, body = data.partition(b",\n")
     if head + newline != _seal_of(body):
         raise ValueError("its checksum does not match")
-    content = json.loads(data)
+    content = parse_json(data)
     del content["checksum"]
     return content
 
 
 def _seal_of(body: bytes) -> bytes:
     return f'{{\n "checksum": "{xxhash.xxh3_128_hexdigest(body)}",\n'.encode()
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The value of a text of JSON. Raises ValueError if the text is damaged, or nested too deeply to be read."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_text(file: Path, remedy: str) -> str:

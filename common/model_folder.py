@@ -6,12 +6,11 @@ weight_files(Path("smollm2"))            # ("model.safetensors",)
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import read_text
+from common.files import parse_json, read_text
 
 RELEASED = "give it as it was released"
 """The remedy for a file that is not what transformers saved."""
@@ -55,8 +54,8 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        values = json.loads(read_text(file, RELEASED))
-    except (json.JSONDecodeError, RecursionError) as error:
+        values = parse_json(read_text(file, RELEASED))
+    except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}): {RELEASED}") from None
     if not isinstance(values, dict):
         raise UserError(f"{file} is not a JSON object: {RELEASED}")

@@ -9,7 +9,6 @@ Fingerprints are xxh3-128 digests of canonical JSON, chained: corpus content, to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from common.errors import UserError
-from common.files import seal, unseal
+from common.files import parse_json, seal, unseal
 
 SCHEMA = 2
 """Version of the store's format. Raised by any change that older readers would not understand."""
@@ -165,8 +164,8 @@ class Manifest:
     def from_json(data: bytes, path: str) -> Manifest:
         """Raises StoreError naming `path` where the bytes are damaged or of another schema version."""
         try:
-            schema = json.loads(data)["schema"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+            schema = parse_json(data)["schema"]
+        except (ValueError, KeyError, TypeError):
             schema = SCHEMA
         if schema not in (SCHEMA, LABELLED_SCHEMA):
             raise StoreError(
@@ -174,7 +173,7 @@ class Manifest:
             )
         try:
             content = unseal(data)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise StoreError(f"{path} is damaged ({error}): {REMEDY}") from None
         content.pop("schema")
         content["tokenizer"] = TokenizerInfo(**content["tokenizer"])

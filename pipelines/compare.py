@@ -10,7 +10,6 @@ Each argument is a folder, or the id of a run in MLflow (for a sweep's run: the 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from common.errors import UserError
-from common.files import digest
+from common.files import digest, parse_json
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
@@ -86,7 +85,7 @@ def below(all_runs: Place, place: Place) -> str:
 def config_of(place: Place) -> dict[str, Any]:
     """The config of the run at a place; empty where that is a sweep, an id, or something else, which is refused later."""
     with suppress(OSError, ValueError):
-        config = json.loads((place / "config.json").read_bytes())
+        config = parse_json((place / "config.json").read_bytes())
         return config if isinstance(config, dict) else {}
     return {}
 
@@ -103,8 +102,11 @@ def tracking_for(asked: TrackingConfig, compared: Sequence[Place]) -> TrackingCo
     """Where to track: as ``asked``, or where the first of the ``compared`` runs is tracked."""
     if asked.uri or asked.backend == "none":
         return asked.located()
-    tracked = [config["tracking"] for config in map(run_config_of, compared) if "tracking" in config]
-    return tracked_as(tracked[0], asked) if tracked else asked.located()
+    for config in map(run_config_of, compared):
+        match config.get("tracking"):
+            case {"uri": str(), "backend": str(), "experiment": str()} as tracked:
+                return tracked_as(tracked, asked)
+    return asked.located()
 
 
 def main(argv: list[str]) -> None:

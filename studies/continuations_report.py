@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 
 from common.errors import UserError
+from common.files import parse_json
 from pipelines.reports.files import save
 from pipelines.terminal.output import printable
 
@@ -102,6 +103,6 @@ def read_continuations(folder: Path) -> list[Passage]:
     if not path.exists():
         return []
     try:
-        return [Passage(**values) for values in json.loads(path.read_bytes())["passages"]]
+        return [Passage(**values) for values in parse_json(path.read_bytes())["passages"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}): remove it, and repeat the command that wrote it") from None

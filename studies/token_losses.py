@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from common.files import digest, write_atomically
+from common.files import digest, parse_json, write_atomically
 from common.places import Place
 from data_prep.segments import arrow_array
 from data_prep.store import SegmentStore
@@ -53,7 +53,7 @@ class TokenLosses:
     def open(cls, path: Path, key: Mapping[str, Any]) -> TokenLosses | None:
         """The file's losses if it is whole and has this key; else None."""
         try:
-            record = json.loads(cls._record(path).read_text("utf-8"))
+            record = parse_json(cls._record(path).read_text("utf-8"))
             if record["key"] != dict(key) or record["xxh3"] != Place.parse(path).xxh3():
                 return None
             return cls(path, {int(document): (first, stop) for document, (first, stop) in record["ranges"].items()})

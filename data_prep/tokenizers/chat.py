@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import read_text
+from common.files import parse_json, read_text
 from common.model_folder import RELEASED, eos_token_ids, read_json
 
 CHAT_FILE = "chat.json"
@@ -43,7 +43,7 @@ class Chat:
 
     @classmethod
     def from_json(cls, data: bytes) -> Chat:
-        values = json.loads(data)
+        values = parse_json(data)
         return cls(values["template"], values["special_tokens"], tuple(values["eos_token_ids"]))
 
 

@@ -26,6 +26,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from common.errors import UserError
+from common.files import parse_json
 from common.places import Place
 from data_prep.store import SegmentStore
 
@@ -185,10 +186,10 @@ def read_meta(folder: Place) -> dict[str, Any]:
     """The contents of checkpoint.json. Raises CheckpointError where it is missing, damaged or of another version."""
     path = folder / "checkpoint.json"
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(meta, dict) or meta.get("digest") != digest_json(meta):
         raise CheckpointError(f"{path} is damaged: its own checksum does not fit")

@@ -9,7 +9,6 @@ they save, so a tuned model still knows its tokenizer and its corpus. The record
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from common.errors import UserError
-from common.files import digest
+from common.files import digest, parse_json
 from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
 from common.uris import is_local
@@ -67,8 +66,8 @@ def model_type(path: str | Path) -> str:
     if not is_local(str(path)):
         return ""
     try:
-        found = json.loads(Path(Place.parse(path).path, "config.json").read_text("utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        found = parse_json(Path(Place.parse(path).path, "config.json").read_text("utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
         return ""
     return found if isinstance(found, str) else ""
 
@@ -99,7 +98,7 @@ class Exported:
         folder = Path(Place.parse(path).path)
         file = folder / "config.json"
         try:
-            config: Any = json.loads(file.read_text("utf-8"))
+            config: Any = parse_json(file.read_text("utf-8"))
         except OSError as error:
             raise CheckpointError(
                 f"{file} cannot be read ({error.strerror}): name a folder that pipelines.export made"

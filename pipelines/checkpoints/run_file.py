@@ -6,11 +6,11 @@ presets_with(PRESETS, argv)        # the presets, and `runs/sweep/best.json` whe
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.errors import UserError, given_by_user
+from common.files import parse_json
 from common.places import Place
 from common.uris import is_uri
 from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported
@@ -35,7 +35,7 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         return {**presets, **begun_with(name)}
     path = Place.parse(name)
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
         with given_by_user(ValueError):
             config = in_its_folder(run_from_json(values.get("config", values)), path)
         if any(word.partition("=")[0] == "--run" for word in argv):
@@ -43,7 +43,7 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         return {**presets, name: config}
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from common.errors import UserError
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
@@ -56,7 +56,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
-    match json.loads((folder / "best.json").read_text("utf-8")):
+    match parse_json((folder / "best.json").read_text("utf-8")):
         case {"trial": str(number), "step": int(step)} if number.isdigit():
             trial = RunFolder(sweep.place / f"trials/{number}", trains=True)
         case _:
@@ -65,7 +65,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     exported = folder / EXPORTED
     trial.fetch("mlflow_run.json")
     wanted = {"trial": number, "step": step, "run_id": saved_run(trial.folder).get("run_id")}
-    if done.exists() and json.loads(done.read_text("utf-8")) == wanted:
+    if done.exists() and parse_json(done.read_text("utf-8")) == wanted:
         return
     tracker = Tracker.attach(config, root, trial.folder, trial.place)
     try:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
+from common.files import parse_json
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
@@ -171,7 +172,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float
 def read_report(folder: Path) -> list[Evaluation]:
     """The evaluations of a report. Raises OSError, ValueError, KeyError or TypeError where `write_report` wrote none."""
     read = []
-    for values in json.loads((folder / "report.json").read_bytes())["evaluations"]:
+    for values in parse_json((folder / "report.json").read_bytes())["evaluations"]:
         passes = {name: values[name] and Score(**values[name]) for name in ("carried", "cleared_states", "cleared_all")}
         read.append(Evaluation(**values | passes))
     return read

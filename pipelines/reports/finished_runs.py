@@ -9,7 +9,6 @@ and its last, without the pauses in which it did not run.
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, given_by_user
+from common.files import parse_json
 from common.places import Place
 from common.uris import is_uri
 from data_prep.store import SegmentStore
@@ -115,10 +115,10 @@ def _config_of(run: RunFolder, saved: Sequence[Checkpoint]) -> dict[str, Any]:
     file = run.place / "config.json"
     config: Any = None
     try:
-        config = json.loads(file.read_bytes())
+        config = parse_json(file.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{run.place} is not the folder of a run or a sweep: it has no config.json of one") from None
-    except (ValueError, RecursionError):  # it is damaged
+    except ValueError:  # it is damaged
         pass
     match config:
         case {"run": str(), "model": {"name": str()}, "data": {"corpus": str(), "store": str()}}:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import html
-import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from pipelines.reports.html_parts import page, sorting_table
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
@@ -73,7 +72,7 @@ def _of_tokens(path: Path) -> str:
 
 
 def _of_table(path: Path) -> str:
-    values = json.loads(path.read_bytes())
+    values = parse_json(path.read_bytes())
     found: list[dict[str, Any]] = list(values["orderings"].values())
     held = sum(len(each["holds"]) for each in found)
     all_pairs = sum(len(pairs) for each in found for pairs in each.values())

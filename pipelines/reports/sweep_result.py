@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from common.checks import check_fields
 from common.errors import UserError
+from common.files import parse_json
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.tracking.metrics import about
@@ -99,9 +100,10 @@ def read_trial(path: Path | Place, metric: str) -> Trial:
         trial = Trial(**saved)
         trial.best = _metric(trial.best, metric)
         trial.last = _metric(trial.last, metric)
-        if not (isinstance(trial.id, str) and isinstance(trial.steps, int)):
-            raise TypeError("its id or steps")
-    except (TypeError, KeyError, ValueError) as error:
+        check_fields("", trial)
+        if not all(isinstance(each, dict) for each in trial.exploited):
+            raise TypeError("exploited is no list of objects")
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is damaged ({error}): was it written by pipelines.tune?") from None
     return trial
 
@@ -216,7 +218,7 @@ def read_sweep(folder: Path | Place) -> SweepResult:
 
 def _read(path: Path | Place) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_bytes())
+        values = parse_json(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):

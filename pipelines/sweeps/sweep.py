@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from common.lock import LOCK
 from common.places import staged_for
 from data_prep.store import SegmentStore
@@ -106,7 +106,7 @@ class Sweep:
                 raise UserError(f"{self.shown} holds something else than a sweep: choose another --run")
             return False
         try:
-            saved = json.loads(path.read_text("utf-8"))
+            saved = parse_json(path.read_text("utf-8"))
             if saved["schema"] != SCHEMA:
                 raise UserError(f"{path} was written by another version of Throughline: choose another --run")
             theirs = dict(saved["identity"])
@@ -206,7 +206,7 @@ class Sweep:
         path = self.folder / "results.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # a line torn by a kill, written again later
-                if isinstance(event := json.loads(line), dict) and "event" in event:
+                if isinstance(event := parse_json(line), dict) and "event" in event:
                     yield event
 
     def drawn(self) -> list[Draw]:
@@ -240,7 +240,7 @@ class Budget:
         self._sweep = sweep
         self._began = time.monotonic()
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # counts the seconds of earlier starts
-            self._began -= float(json.loads((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
+            self._began -= float(parse_json((sweep.folder / "budget.json").read_text("utf-8"))["seconds"])
 
     def keep(self) -> None:
         """Write down the seconds that all starts have taken so far."""

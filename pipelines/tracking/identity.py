@@ -32,7 +32,7 @@ from typing import Any
 
 from common.credentials import without_credentials
 from common.errors import UserError
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 from common.places import Place
 from common.uris import is_uri
 from pipelines.config.run import may_change
@@ -56,7 +56,7 @@ def saved_run(run_folder: Path) -> dict[str, Any]:
     """The contents of mlflow_run.json, which name the folder's run in MLflow; empty without it. Raises UserError if damaged."""
     path = run_folder / RECORD
     try:
-        saved = json.loads(path.read_bytes())
+        saved = parse_json(path.read_bytes())
         if not isinstance(saved, dict):
             raise ValueError("it holds no object")
         for key, kind in {"starts": list, "params": dict, "changes": list}.items():
@@ -65,7 +65,7 @@ def saved_run(run_folder: Path) -> dict[str, Any]:
         return saved
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(
             f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
         ) from None
@@ -131,7 +131,7 @@ def is_elsewhere(saved: Mapping[str, Any], start: str) -> bool:
     """Whether the place in a run's record still has that run in another folder, which does not know this start."""
     # Nothing is there, or it cannot be seen from here.
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
-        other = json.loads((Place.parse(saved["place"]) / RECORD).read_bytes())
+        other = parse_json((Place.parse(saved["place"]) / RECORD).read_bytes())
         same = other.get("key") == saved["key"] or (other.get("run_id") or "") == saved.get("run_id")
         return same and start not in other.get("starts", [])
     return False

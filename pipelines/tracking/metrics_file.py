@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.files import write_atomically
+from common.files import parse_json, write_atomically
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def read_records(path: Path) -> list[Record]:
 def parse_record(line: bytes | str) -> Record | None:
     """The record of a line; None where the line is none."""
     try:
-        values = json.loads(line)
+        values = parse_json(line)
         return Record(int(values["step"]), int(values["time"]), {key: float(v) for key, v in values["metrics"].items()})
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.credentials import without_credentials
-from common.files import digest
+from common.files import digest, parse_json
 from common.lock import file_lock
 from common.places import Place
 from pipelines import python_path
@@ -115,7 +115,7 @@ class JobRecord:
 
     def _fingerprints(self) -> dict[str, str]:
         with contextlib.suppress(OSError, ValueError):  # no file yet, or a damaged one: the commands skip what is done
-            kept = json.loads(self.file.read_bytes())
+            kept = parse_json(self.file.read_bytes())
             return kept if isinstance(kept, dict) else {}
         return {}
 

@@ -427,6 +427,16 @@ def test_any_number_of_trials_is_drawn(trials: int, tmp_path: Path) -> None:
             assert pixels.shape[0] > 250 and 0.001 < (pixels < 200).mean() < 0.6
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    ["[" * 100_000, '{"tracking": "x"}', '{"tracking": null}', '{"tracking": {"uri": 5, "backend": "mlflow"}}'],
+)
+def test_a_damaged_config_does_not_say_where_to_track(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(damaged)
+    asked = TrackingConfig(uri="", backend="mlflow")
+    assert tracking_for(asked, [Place.parse(tmp_path)]) == asked.located()
+
+
 def test_trials_that_have_no_value_yet_are_drawn_too(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep", 3)
     for path in folder.glob("trials/*/trial.json"):
@@ -440,6 +450,7 @@ def test_trials_that_have_no_value_yet_are_drawn_too(tmp_path: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("sweep.json", "{", r"sweep\.json is damaged"),
+        ("sweep.json", "[" * 100_000, r"sweep\.json is damaged: it is nested too deeply"),
         ("sweep.json", "{}", "lacks 'metric'"),
         ("sweep.json", None, "is not the folder of a sweep"),
         ("trials/001/trial.json", "[1]", "holds no JSON object"),

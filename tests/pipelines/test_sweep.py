@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import resource
 import shutil
@@ -576,7 +577,7 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"some.json is not a run's config of this version .*stepz"):
         presets_with(PRESETS, [str(file)])
     file.write_text("[" * 100_000)
-    with pytest.raises(UserError, match=r"some.json is not a run's config of this version .*recursion"):
+    with pytest.raises(UserError, match=r"some.json is not a run's config of this version .*nested too deeply"):
         presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
@@ -701,10 +702,24 @@ def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Pat
 def test_a_trial_json_with_a_value_of_another_type_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "trial.json"
     trial = Trial("001", {}).to_json("loss")
-    for odd in ({"steps": "x"}, {"id": []}, {"best": {"step": 1, "loss": "x"}}, {"last": {"step": None, "loss": 1.0}}):
+    for odd in (
+        {"steps": "x"},
+        {"id": []},
+        {"best": {"step": 1, "loss": "x"}},
+        {"best": {"step": math.inf, "loss": 1.0}},
+        {"last": {"step": None, "loss": 1.0}},
+        {"values": [1]},
+        {"exploited": 5},
+        {"exploited": [5]},
+        {"tokens": "x"},
+        {"seconds": None},
+    ):
         path.write_text(json.dumps(trial | odd))
         with pytest.raises(UserError, match=r"trial\.json is damaged"):
             read_trial(path, "loss")
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"trial\.json is damaged: it is nested too deeply"):
+        read_trial(path, "loss")
 
 
 def test_a_damaged_best_json_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
