@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import TypeVar
 
 from common.places import Place, remove_temporary, sync
@@ -48,13 +49,24 @@ def tidy(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
 
 
 def best(checkpoints: Iterable[Found]) -> list[Found]:
-    """The checkpoints that were validated at their own step, the best first. Equally good ones are ordered by step."""
-    scored = []
-    for found in checkpoints:
-        validation = found.meta.get("validation") or {}
-        if validation.get("step") == found.step:
-            scored.append((validation["best_by"], found.step, found))
-    return [found for *_, found in sorted(scored, key=lambda each: each[:2])]
+    """The checkpoints that were validated at their own step, the best first. Equally good ones are ordered by step.
+
+    Metrics of two texts cannot be compared. After a change of the store or of ``validate_tokens`` only checkpoints that were
+    validated as the newest one was count.
+    """
+    scored = [found for found in checkpoints if (found.meta.get("validation") or {}).get("step") == found.step]
+    if not scored:
+        return []
+    text = validated_on(max(scored, key=attrgetter("step")))
+    comparable = [found for found in scored if validated_on(found) == text]
+    return sorted(comparable, key=lambda found: (found.meta["validation"]["best_by"], found.step))
+
+
+def validated_on(checkpoint: Snapshot) -> tuple[str, int]:
+    """What tells the texts of validations apart: the fingerprint of the train split, which stands for the whole store, and how
+    many tokens of the validation split were asked for.
+    """
+    return checkpoint.meta["store"], checkpoint.meta["config"]["validate_tokens"]
 
 
 def give_name(written: Place, final: Place) -> None:

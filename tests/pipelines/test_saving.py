@@ -64,7 +64,7 @@ class Trained:
             optimizer=self.optimizer,
             per_lane={"digest": torch.tensor([step, -step])},
             per_process={"nats": torch.tensor(0.5)},
-            meta={"validation": self.validation(step)},
+            meta={"store": "one", "config": {"validate_tokens": 0}, "validation": self.validation(step)},
         )
         return self.run.folder / "checkpoints" / name_of(step)
 
@@ -138,7 +138,7 @@ class TestPolicy:
             {"bits_per_token": 1.0, "best_by": 0.2},
             {"bits_per_token": 0.05, "best_by": 0.15},
         ]
-        made = [Checkpoint(folder, {"step": n, "validation": {"step": n, **kind}}) for n, kind in enumerate(kinds)]
+        made = [validated(n, kind) for n, kind in enumerate(kinds)]
         assert [found.step for found in best(made)] == [0, 2, 1]
         with pytest.raises(UserError, match=r"best_by is 'validation/bits': did you mean 'validation/bits_per_"):
             train("--checkpoint.best-by", "validation/bits", name="another")
@@ -363,9 +363,22 @@ def test_an_interrupted_removal_leaves_no_checkpoint(tmp_path: Path, monkeypatch
     assert not folder.exists()
 
 
-def test_of_equally_good_checkpoints_the_earliest_is_the_best(tmp_path: Path) -> None:
-    made = [Checkpoint(tmp_path, {"step": n, "validation": {"step": n, "best_by": 1.0}}) for n in (2, 1, 3)]
+def validated(step: int, metrics: dict[str, float], store: str = "one", validate_tokens: int = 0) -> Checkpoint:
+    """A checkpoint with these metrics of its validation."""
+    meta = {"step": step, "store": store, "config": {"validate_tokens": validate_tokens}}
+    return Checkpoint(Path("run"), {**meta, "validation": {"step": step, **metrics}})
+
+
+def test_of_equally_good_checkpoints_the_earliest_is_the_best() -> None:
+    made = [validated(n, {"best_by": 1.0}) for n in (2, 1, 3)]
     assert [found.step for found in best(made)] == [1, 2, 3]
+
+
+def test_checkpoints_that_were_validated_on_another_text_are_not_ranked() -> None:
+    before = [validated(1, {"best_by": 1.0}), validated(2, {"best_by": 1.1})]
+    harder = [validated(3, {"best_by": 3.0}, store="two"), validated(4, {"best_by": 2.0}, store="two")]
+    assert [found.step for found in best([*before, *harder])] == [4, 3]
+    assert [found.step for found in best([*before, validated(3, {"best_by": 3.0}, validate_tokens=5)])] == [3]
 
 
 class TestForeign:
