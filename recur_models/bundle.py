@@ -84,13 +84,13 @@ def write_modules(folder: Path, packages: set[str], modules: list[str]) -> None:
         written.add(module)
         source = source_of(module)
         tree = ast.parse(source)
-        for line in lines_that_run(tree):
-            if unavailable(line, packages):
-                logger.warning(
-                    f"{folder} opens only where Throughline and {module} are installed, since that module has "
-                    f"'{ast.unparse(line)}': import names, as in 'from recur_models.costs import Costs', and keep presets in "
-                    "a file of their own"
-                )
+        lacking = [ast.unparse(line) for line in lines_that_run(tree) if unavailable(line, packages)]
+        if lacking:
+            logger.warning(
+                f"the exported folder opens only where Throughline and {module} are installed, since that module has "
+                f"'{'; '.join(lacking)}': import names from recur_models, as in 'from recur_models.costs import Costs', and keep "
+                "corpora, metrics, spaces and presets in another file than the model"
+            )
         imports = [
             node
             for node in ast.walk(tree)

@@ -26,5 +26,8 @@ def model_from_json(values: Mapping[str, Any]) -> ModelConfig:
     """The config that `ModelConfig.to_json` wrote. Raises ValueError when the model or a field is unknown."""
     name = values.get("name")
     if name not in MODELS:
-        raise ValueError(f"the model {name!r} is unknown to this version; it knows {', '.join(sorted(MODELS))}")
+        raise ValueError(
+            f"the model {name!r} is unknown: if a plug-in has it, name its module in THROUGHLINE_PLUGINS; this version knows "
+            f"{', '.join(sorted(MODELS))}"
+        )
     return MODELS[name].from_json(values)

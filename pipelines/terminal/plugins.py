@@ -49,4 +49,6 @@ def load() -> list[ModuleType]:
                 f"{VARIABLE} names {name}, which cannot be imported ({error}): name modules in the working directory or on "
                 "PYTHONPATH, with commas between them"
             ) from None
+        except UserError as error:
+            raise UserError(f"{VARIABLE} names {name}, which stops while it is imported: {error}") from None
     return found

@@ -144,3 +144,15 @@ def test_a_command_imports_the_modules_that_the_environment_names(
     assert unknown.returncode == 2 and unknown.stderr.startswith(
         "error: THROUGHLINE_PLUGINS names mien, which cannot be"
     )
+
+
+def test_an_error_in_a_plugin_names_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from recur_models.mixers import MixersConfig\nMixersConfig(layers=('sum', 'window'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    done = python("pipelines.prepare", "--help", THROUGHLINE_PLUGINS="mine")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: THROUGHLINE_PLUGINS names mine, which stops while it is imported: model.layers"
+    )

@@ -145,6 +145,18 @@ def test_an_import_that_the_folder_lacks_is_said(
     assert [f"since that module has '{line}'" in record.message for record in caplog.records] == [True]
 
 
+def test_a_module_with_several_such_imports_gives_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = "from data_prep.corpora import CORPORA", "from pipelines.presets import PRESETS"
+    (tmp_path / f"{PLUGIN_NAME}.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, PLUGIN_NAME, raising=False)
+    write_modules(tmp_path, {PLUGIN_NAME, *PACKAGES}, [PLUGIN_NAME])
+    (record,) = caplog.records
+    assert all(line in record.message for line in lines)
+
+
 def test_a_folder_has_the_modules_of_its_model_alone(tmp_path: Path) -> None:
     wrap(representatives()["lstm"]).save_pretrained(tmp_path)
     modules = {path.stem for path in tmp_path.glob("*.py")}

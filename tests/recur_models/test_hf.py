@@ -401,7 +401,9 @@ def test_weights_that_do_not_fit_are_refused(slide: Any, tmp_path: Path) -> None
 
 
 def test_an_unknown_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="the model 'no' is unknown"):
+    with pytest.raises(
+        ValueError, match="the model 'no' is unknown: if a plug-in has it, name its module in THROUGHLINE_PLUGINS"
+    ):
         ThroughlineForCausalLM(ThroughlineConfig(model={"name": "no"}, vocab_size=5))
     with pytest.raises(ValueError, match="names no model"):
         ThroughlineForCausalLM(ThroughlineConfig())
