@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.errors import UserError, given_by_user
@@ -53,11 +54,8 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
     """
     check_is_no_adapter(name)
     if not is_exported(name):
-        if "/" in name and not is_uri(name) and not Place.parse(name).exists():
-            raise UserError(
-                f"{name} is neither a preset nor an existing folder: name an exported folder, or a run's config.json, which "
-                "resumes without the folder that it began with"
-            )
+        if not is_uri(name):
+            refuse_path(name)
         return {}
     exported = Exported.open(name)
     trained = exported.meta["config"]["data"]
@@ -72,6 +70,22 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
     if trained["corpus"]:
         data = dataclasses.replace(data, corpus=trained["corpus"])
     return {name: TrainConfig(model=model, data=data, run=exported.folder.name, initial_weights=str(exported.folder))}
+
+
+def refuse_path(name: str) -> None:
+    """Raise UserError if ``name`` is the folder of a run or of one of its checkpoints, or a path at which there is nothing."""
+    folder = Path(name)
+    if "/" in name and not folder.exists():
+        raise UserError(
+            f"{name} is neither a preset nor an existing folder: name an exported folder, or a run's config.json, which "
+            "resumes without the folder that it began with"
+        )
+    run = folder.parent.parent if (folder / "checkpoint.json").exists() else folder
+    if (run / "checkpoints").is_dir() and (run / "config.json").exists():
+        raise UserError(
+            f"{name} is trained already: train {run}/config.json to continue that run, or export {name} and train the exported "
+            "folder, which begins a new run with its weights"
+        )
 
 
 def run_from_json(values: Mapping[str, Any]) -> TrainConfig:

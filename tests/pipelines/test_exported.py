@@ -158,6 +158,11 @@ def test_a_run_that_began_with_an_export_resumes_without_it(
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"neither a preset nor an existing folder: .* resumes without the folder"):
         train_main(words)
+    for trained in (last.parent.parent, next(last.parent.glob("step-*"))):
+        with pytest.raises(
+            UserError, match=rf"{trained} is trained already: train .*/more/config.json to continue .* export"
+        ):
+            train_main([str(trained)])
     train_main([str(last.parent.parent / "config.json")])
     found = Checkpoint.open(last).weights()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
