@@ -51,6 +51,7 @@ from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, print_wide
+from pipelines.terminal.tables import counted
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
 from pipelines.tracking.score import Evaluation, windows_of
@@ -198,7 +199,7 @@ def main(argv: list[str]) -> None:
     for target in targets:
         check_tracking(*tracking_of(target.checkpoint, target.run, config.tracking))
         totals = target.store.manifest.totals
-        counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
+        counts = f"{counted(totals.documents, 'document')}, {totals.tokens:,} tokens"
         at = f"{target.name}, step {target.checkpoint.step:,}"
         at += "" if target.precision == "float32" else f", in {target.precision}"
         print(f"evaluating {at}, on {cli.shown(target.store.folder)}: {counts}")

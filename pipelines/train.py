@@ -36,6 +36,7 @@ from pipelines.presets import PRESETS
 from pipelines.presets.catalogue import overview, search
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
+from pipelines.terminal.tables import counted, short
 from pipelines.tracking.client import check_tracking
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
@@ -60,8 +61,8 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
         left = config.steps - run.resume.step
         begins = f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left\n"
     print(
-        f"training {config.run}: {config.model.name}, {parameters / 1e6:.2f}M parameters, {where}\n"
-        f"  data    {cli.shown(run.train_store.folder)}: {totals.documents:,} documents, {totals.tokens:,} tokens, "
+        f"training {config.run}: {config.model.name}, {short(parameters)} parameters, {where}\n"
+        f"  data    {cli.shown(run.train_store.folder)}: {counted(totals.documents, 'document')}, {totals.tokens:,} tokens, "
         f"vocabulary {run.train_store.vocab_size:,}\n"
         f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
         f"= {tokens:,} tokens, {epochs:,.2f} epochs\n"
@@ -116,7 +117,7 @@ def main(argv: list[str]) -> int:
         from pipelines.cluster import elastic
 
         elastic.end_without_ray(config, lost)
-    print(f"trained {config.run} ({parameters / 1e6:.2f}M parameters) to step {config.steps:,}\n{_next(config)}")
+    print(f"trained {config.run} ({short(parameters)} parameters) to step {config.steps:,}\n{_next(config)}")
     return 0
 
 

@@ -132,9 +132,9 @@ def comparison_table(comparison: Comparison) -> Table:
         "run": ("run", None),
         "model": ("model", None),
         "parameters": ("parameters", short),
-        "forward_flops_per_token": ("FLOPs/\ntoken", ".2e"),
+        "forward_flops_per_token": ("forward\nFLOPs/\ntoken", ".2e"),
         "tokens": ("tokens", short),
-        "flops": ("FLOPs", ".2e"),
+        "flops": ("training\nFLOPs", ".2e"),
         "seconds": ("wall\ntime", duration),
         "best_step": ("best at\nstep", ","),
     }
