@@ -71,7 +71,7 @@ class TrainConfig:
     """Exported folder with the initial weights of a new run; the optimizer is fresh. Naming the folder in place of a preset sets
     this option and the model. A resumed run reads only its checkpoint."""
     run: str = ""
-    """Name of the run and of its folder below `root`; by default the preset's."""
+    """Name of the run and of its folder below `root`; by default the preset's, of a sweep the preset's and the space's."""
     root: str = "runs"
     """Folder of all runs, with MLflow's sqlite file and artifacts; or a URI such as s3://bucket/runs, for machines that share no
     folder."""
@@ -271,16 +271,18 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
-    """Raise UserError naming the first field that differs from what the run began with, unless it may differ."""
+    """Raise UserError naming the first field that differs from what the run was last trained with, unless it may differ."""
     old = flatten(before)
     new = flatten(to_json(config))
     for key in sorted(old.keys() | new.keys(), key=lambda key: (key != "model.name", key)):
         ranks = key == "checkpoint.best_by"  # checkpoints ranked by two metrics cannot be compared
         if old.get(key) == new.get(key) or (may_change(key, config.allow_change) and not ranks):
             continue
-        remedy = "choose another --run"
+        remedy = f"return to {old.get(key)} or choose another --run"
         if not ranks and key != "model.name":
             remedy += f", or add --allow-change {key}"
         if key.startswith("model.") and key != "model.name":
             remedy += ", which helps where the weights fit"
-        raise UserError(f"{place} was begun with {key}={old.get(key)}, and this command says {new.get(key)}: {remedy}")
+        raise UserError(
+            f"{place} was trained with {key}={old.get(key)}, and this command says {new.get(key)}: {remedy}"
+        )

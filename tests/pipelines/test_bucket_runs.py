@@ -402,7 +402,7 @@ def test_credentials_in_uris_are_printed_and_recorded_nowhere(
     tracked = ("--tracking.backend", "mlflow", "--tracking.system-metrics", "off", "--steps", "3")
     train([*WORDS, *tracked, "--data.store", store, "--root", root])
     evaluate([f"{root.replace('/runs?', '/runs/mine?')}", "--output", str(tmp_path / "report")])
-    with pytest.raises(ValueError, match="begun with"):
+    with pytest.raises(ValueError, match="was trained with"):
         train([*WORDS, *tracked, "--data.store", store, "--root", root, "--seed", "9"])
     streams = capfd.readouterr()
     kept = {

@@ -196,10 +196,11 @@ def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
     config = PRESETS["small-rec"]
     before = to_json(config)
     check_resumable(before, config, "there")
-    with pytest.raises(UserError, match=r"was begun with data\.order=shuffled, and this command says sequential"):
+    with pytest.raises(UserError, match=r"was trained with data\.order=shuffled, and this command says sequential"):
         check_resumable(before, with_fields(config, {"data.order": "sequential"}), "there")
     with pytest.raises(
-        UserError, match=r"begun with model\.name=rec, and this command says slide: choose another --run$"
+        UserError,
+        match=r"trained with model\.name=rec, and this command says slide: return to rec or choose another --run$",
     ):
         check_resumable(before, replace(PRESETS["small-slide"], steps=7), "there")
     with pytest.raises(UserError, match=r"add --allow-change model\.layers, which helps where the weights fit$"):

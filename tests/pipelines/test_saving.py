@@ -145,7 +145,7 @@ class TestPolicy:
         with pytest.raises(UserError, match=r"error_rate is never logged: choose another --checkpoint\.best-by"):
             train("--checkpoint.best-by", "validation/error_rate", "--validate-every", "5", name="another")
         with pytest.raises(
-            UserError, match=r"was begun with checkpoint\.best_by=.*_cleared, and .*: choose another --run$"
+            UserError, match=r"was trained with checkpoint\.best_by=.*_cleared, and .* or choose another --run$"
         ):
             train("--steps", "25", "--validate-every", "5")  # by bits per token, which do not compare
 

@@ -284,7 +284,7 @@ def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Tra
     )
     own = {name for name in first if ".states." in name}
     assert own and all(torch.equal(first[name], last[name]) == (name in own) for name in first)
-    with pytest.raises(UserError, match=r"begun with optim\.recurrent_lr_scale=0.0, and this command says 1"):
+    with pytest.raises(UserError, match=r"trained with optim\.recurrent_lr_scale=0.0, and this command says 1"):
         train(*how, "--steps", "6")
 
 
@@ -437,7 +437,7 @@ class TestRefusals:
         folder = train("--steps", "10")
         before = contents(folder)
         with pytest.raises(
-            ValueError, match=r"begun with optim.lr=0.002, and this command says 0.1: .*--allow-change optim.lr"
+            ValueError, match=r"trained with optim.lr=0.002, and this command says 0.1: .*--allow-change optim.lr"
         ):
             train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
         assert contents(folder) == before
@@ -446,7 +446,7 @@ class TestRefusals:
         folder = train("--model.dropout-places", "usual")
         whole = without_run_name(contents(folder / "checkpoints" / "step-00000020"))
         forget(folder, 15, 20)
-        with pytest.raises(UserError, match=r"begun with model.dropout_places=usual, and this command says meliad"):
+        with pytest.raises(UserError, match=r"trained with model.dropout_places=usual, and this command says meliad"):
             train()
         train("--model.dropout-places", "usual")
         assert without_run_name(contents(folder / "checkpoints" / "step-00000020")) == whole

@@ -546,7 +546,7 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
     make("one", "--only", "rec")
     preset = PRESETS["small-rec"]  # which has changed since
     monkeypatch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
-    with pytest.raises(UserError, match=r"was begun with optim.lr=0.002, and this command says 1.0"):
+    with pytest.raises(UserError, match=r"was trained with optim.lr=0.002, and this command says 1.0"):
         make("one")
     monkeypatch.setitem(PRESETS, "small-rec", preset)
     (text_folder / "train/more.txt").write_text("one more document\n")
