@@ -6,6 +6,8 @@ array of uint32 units), and the replacements. It normalizes from left to right, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
@@ -14,7 +16,7 @@ PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 SPACE = 0x20
 
 MAX_KEY_LENGTH = 256
-"""The most bytes of a rule's key; a model with a longer one is not read."""
+"""Bytes of a rule's key, from which on a model is not read."""
 
 
 def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
@@ -31,43 +33,50 @@ def kept_before_a_space(charsmap: bytes, characters: str = PRINTABLE) -> str:
     size = int.from_bytes(charsmap[:4], "little")
     if size % 4 or not 0 < size <= len(charsmap) - 4:
         return ""
-    units = np.frombuffer(charsmap[4 : 4 + size], dtype="<u4").astype(np.int64)
-    labels = units & 0x800000FF  # the byte that leads to a unit; above 0xFF where the unit is a value
-    bases = np.arange(len(units)) ^ labels  # a child stands at its parent's base, with its own label xor-ed in
-    order = np.argsort(bases, kind="stable")
-    order = order[(labels[order] > 0) & (labels[order] <= 0xFF)]
-    bases = bases[order]
+    trie = np.frombuffer(charsmap[4 : 4 + size], dtype="<u4").astype(np.int64)
     encoded = [character.encode() for character in characters]
-    firsts = np.array(sorted({data[0] for data in encoded}))
-
+    space_and_first = np.array(sorted({SPACE << 8 | data[0] for data in encoded}))
     # The last byte of each key, the last two, the last three.
-    ends: tuple[set[int], set[int], set[int]] = (set(), set(), set())
-    # Each node, and the two last bytes of what leads to it.
-    nodes = before = np.zeros(1, dtype=np.int64)
-    space = np.int64(-1)
-    for depth in range(MAX_KEY_LENGTH):
-        base = nodes ^ (units[nodes] >> 10) << ((units[nodes] & (1 << 9)) >> 6)
-        first = np.searchsorted(bases, base)
-        last = np.searchsorted(bases, base, side="right")
-        count = last - first
-        if not count.any():
-            return "".join(data.decode() for data in encoded if int.from_bytes(data) not in ends[len(data) - 1])
-        parents = np.repeat(nodes, count)
-        children = order[np.arange(len(parents)) + np.repeat(first - (np.cumsum(count) - count), count)]
-        label = labels[children]
-        is_key = (units[children] >> 8) & 1 == 1
-        if depth == 0 and (is_key & (label == SPACE)).any():
+    ends: dict[int, set[int]] = {1: set(), 2: set(), 3: set()}
+    for length, (last_three, is_key) in enumerate(prefixes(trie), 1):
+        if length == MAX_KEY_LENGTH:
+            return ""
+        ends_in_space = last_three & 0xFF == SPACE
+        if length == 1 and (ends_in_space & is_key).any():
             return ""  # the space is replaced
-        if depth > 0 and (label == SPACE).any():
+        if length > 1 and ends_in_space.any():
             return ""  # a key extends past a space
-        if ((parents == space) & np.isin(label, firsts)).any():
+        if length == 2 and np.isin(last_three, space_and_first).any():
             return ""  # a key begins with a space and one of the characters
-        spelt = np.repeat(before, count) << 8 | label
-        for number, last_bytes in enumerate(ends, 1):
-            last_bytes.update(np.unique(spelt[is_key] & (1 << 8 * number) - 1).tolist())
-        if depth == 0 and (label == SPACE).any():
-            space = children[label == SPACE][0]
-        pairs = np.unique(children << 16 | spelt & 0xFFFF)  # keys with equal ends share nodes
-        nodes = pairs >> 16
-        before = pairs & 0xFFFF
-    return ""
+        for number, last_bytes in ends.items():
+            last_bytes.update(np.unique(last_three[is_key] & (1 << 8 * number) - 1).tolist())
+    return "".join(data.decode() for data in encoded if int.from_bytes(data) not in ends[len(data)])
+
+
+def prefixes(trie: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The prefixes of the trie's keys: all of one byte, then all of two, and so on, without an end where the trie is damaged.
+
+    Yields, for each prefix of that length, its last three bytes as a number (the first byte the highest), and whether it is a key.
+    Prefixes may stand for several that end alike.
+    """
+    labels = trie & 0x800000FF  # the byte that leads to a unit; above 0xFF where the unit is a value
+    bases = np.arange(len(trie)) ^ labels  # a child stands at its parent's base, with its own label xor-ed in
+    by_base = np.argsort(bases, kind="stable")
+    by_base = by_base[(labels[by_base] > 0) & (labels[by_base] <= 0xFF)]
+    bases = bases[by_base]
+
+    nodes = last_two = np.zeros(1, dtype=np.int64)  # the root, to which no byte leads
+    while True:
+        units = trie[nodes]
+        base = nodes ^ (units >> 10) << ((units & (1 << 9)) >> 6)
+        first = np.searchsorted(bases, base)
+        count = np.searchsorted(bases, base, side="right") - first
+        if not count.any():
+            return
+        nth_child = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        children = by_base[np.repeat(first, count) + nth_child]
+        last_three = np.repeat(last_two, count) << 8 | labels[children]
+        yield last_three, (trie[children] >> 8) & 1 == 1
+        distinct = np.unique(children << 16 | last_three & 0xFFFF)  # keys with equal ends share nodes
+        nodes = distinct >> 16
+        last_two = distinct & 0xFFFF
