@@ -9,6 +9,7 @@ Transformer-XL are the same, since only their gradients differ: ``baseline`` say
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,13 +22,16 @@ from recur_models.protocol import State
 from recur_models.sliding_window import SlideConfig, WindowedConfig, WindowedTransformer, XLConfig
 
 Baseline = Literal["slide", "xl"]
+Names = dict[str, list[str]]
+"""Our name of a parameter, and the meliad names of the parameters that it is made of."""
 
 
 def config_from_params(
     params: Arrays, window: int, dropout: float = 0.0, baseline: Baseline = "slide"
 ) -> WindowedConfig:
     """The config that these parameters belong to. Raises ValueError when a name or shape that it needs is missing."""
-    layers = 1 + max((int(m[1]) for m in map(re.compile(r"transformer(\d+)/").match, params) if m), default=-1)
+    found = [re.match(r"transformer(\d+)/", name) for name in params]
+    layers = 1 + max((int(match[1]) for match in found if match), default=-1)
     if layers == 0 or "embed/embedding" not in params:
         raise ValueError(
             "these parameters are not a meliad decoder: no 'transformer0/…' or no 'embed/embedding' among the names"
@@ -89,58 +93,89 @@ def model_from_params(
 
 def state_dict_from_params(params: Arrays, model: WindowedTransformer) -> tuple[dict[str, Tensor], set[str]]:
     """Tensors by our names, from a tree of parameters (or of their gradients), and the meliad names that were used."""
-    out: dict[str, Tensor] = {}
-    used: set[str] = set()
+    names = meliad_names(params, model)
+    tensors = {ours: tensor_of(params, theirs) for ours, theirs in names.items()}
+    return tensors, set().union(*names.values())
 
-    def take(ours: str, *theirs: str, kernel: bool = False) -> None:
-        arrays = [np.asarray(parameter(params, name), dtype=np.float32) for name in theirs]
-        out[ours] = torch.from_numpy(np.concatenate([a.T for a in arrays]) if kernel else arrays[0].copy())
-        used.update(theirs)
 
-    def take_projector(ours: str, theirs: str, cross: bool) -> None:
-        queries = ["queries_layer", "queries2_layer"] if cross else ["queries_layer"]
-        kernels = [f"{theirs}/_kvq/{name}/kernel" for name in ("keys_layer", "values_layer", *queries)]
-        take(f"{ours}.kvq.weight", *kernels, kernel=True)
-        take(f"{ours}.norm.scale", f"{theirs}/_kvq/pre_attn_layernorm/scale")
-        take(f"{ours}.scale_H", f"{theirs}/_kvq/attention_scale")
-        if cross:
-            take(f"{ours}.cross_scale_H", f"{theirs}/attention_scale2")
+def tensor_of(params: Arrays, names: Sequence[str]) -> Tensor:
+    """One of our tensors, in float32. Kernels are transposed, and several of them make one weight, one below the other."""
+    arrays = [np.asarray(parameter(params, name), dtype=np.float32) for name in names]
+    if names[0].endswith("/kernel"):
+        return torch.from_numpy(np.concatenate([array.T for array in arrays]))
+    return torch.from_numpy(arrays[0].copy())
 
-    def take_gate(ours: str, theirs: str) -> None:
-        take(f"{ours}.candidate.weight", f"{theirs}/output_layer/kernel", kernel=True)
-        if f"{theirs}/gate_bias" in params:
-            take(f"{ours}.bias", f"{theirs}/gate_bias")
-            return
-        for name in ("input", "forget"):
-            take(f"{ours}.{name}.weight", f"{theirs}/{name}_gate/kernel", kernel=True)
-            take(f"{ours}.{name}.bias", f"{theirs}/{name}_gate/bias")
 
-    take("embedding.weight", "embed/embedding")
-    take("final_norm.scale", "final_layernorm/scale")
+def meliad_names(params: Arrays, model: WindowedTransformer) -> Names:
+    """The meliad names of each parameter of the model."""
+    names: Names = {"embedding.weight": ["embed/embedding"], "final_norm.scale": ["final_layernorm/scale"]}
     for i, layer in enumerate(model.layers):
-        ours = f"layers.{i}.tokens"
-        theirs = f"transformer{i}/tbase"
-        take_projector(f"{ours}.project", theirs, cross=layer.tokens.project.cross_scale_H is not None)
-        take(f"{ours}.position_bias.table_HN", f"transformer{i}/relative_positions/rel_embedding")
-        take(f"{ours}.out.weight", f"{theirs}/post_attn_mlp/output_layer/kernel", kernel=True)
-        take(f"{ours}.mlp_norm.scale", f"{theirs}/pre_ffn_layernorm/scale")
-        take(f"{ours}.mlp.hidden.weight", f"{theirs}/ffn/hidden0/kernel", kernel=True)
-        take(f"{ours}.mlp.out.weight", f"{theirs}/ffn/output_layer/kernel", kernel=True)
-        if not isinstance(layer, RecurrentLayer):
-            continue
-        ours = f"layers.{i}.states"
-        theirs = f"transformer{i}/recurrent_tbase"
-        take(f"{ours}.initial_SD", f"transformer{i}/recurrent_initial_state")
-        take(f"{ours}.ids_SD", f"{theirs}/_kvq/position_embeddings")
-        take_projector(f"{ours}.project", theirs, cross=True)
-        if layer.states.attention_gate is not None:
-            take_gate(f"{ours}.attention_gate", f"{theirs}/post_attn_mlp")
-        if layer.states.mlp_norm is not None:
-            take(f"{ours}.mlp_norm.scale", f"{theirs}/pre_ffn_layernorm/scale")
-        if layer.states.mlp_gate is not None:
-            take(f"{ours}.mlp_hidden.weight", f"{theirs}/ffn/hidden0/kernel", kernel=True)
-            take_gate(f"{ours}.mlp_gate", f"{theirs}/ffn")
-    return out, used
+        names |= token_names(i, cross=layer.tokens.project.cross_scale_H is not None)
+        if isinstance(layer, RecurrentLayer):
+            names |= state_names(i, layer, params)
+    return names
+
+
+def token_names(i: int, cross: bool) -> Names:
+    """The names of a layer's parameters that read its tokens. ``cross``: whether they attend to the states too."""
+    ours = f"layers.{i}.tokens"
+    theirs = f"transformer{i}/tbase"
+    return {
+        **projector_names(f"{ours}.project", theirs, cross),
+        f"{ours}.position_bias.table_HN": [f"transformer{i}/relative_positions/rel_embedding"],
+        f"{ours}.out.weight": [f"{theirs}/post_attn_mlp/output_layer/kernel"],
+        f"{ours}.mlp_norm.scale": [f"{theirs}/pre_ffn_layernorm/scale"],
+        f"{ours}.mlp.hidden.weight": [f"{theirs}/ffn/hidden0/kernel"],
+        f"{ours}.mlp.out.weight": [f"{theirs}/ffn/output_layer/kernel"],
+    }
+
+
+def state_names(i: int, layer: RecurrentLayer, params: Arrays) -> Names:
+    """The names of a recurrent layer's parameters that update its states."""
+    ours = f"layers.{i}.states"
+    theirs = f"transformer{i}/recurrent_tbase"
+    names = {
+        f"{ours}.initial_SD": [f"transformer{i}/recurrent_initial_state"],
+        f"{ours}.ids_SD": [f"{theirs}/_kvq/position_embeddings"],
+        **projector_names(f"{ours}.project", theirs, cross=True),
+    }
+    if layer.states.attention_gate is not None:
+        names |= gate_names(f"{ours}.attention_gate", f"{theirs}/post_attn_mlp", params)
+    if layer.states.mlp_norm is not None:
+        names[f"{ours}.mlp_norm.scale"] = [f"{theirs}/pre_ffn_layernorm/scale"]
+    if layer.states.mlp_gate is not None:
+        names[f"{ours}.mlp_hidden.weight"] = [f"{theirs}/ffn/hidden0/kernel"]
+        names |= gate_names(f"{ours}.mlp_gate", f"{theirs}/ffn", params)
+    return names
+
+
+def projector_names(ours: str, theirs: str, cross: bool) -> Names:
+    """The names of the projection to keys, values and queries, which is one matrix here and several in meliad."""
+    projections = ["keys_layer", "values_layer", "queries_layer"]
+    if cross:
+        projections.append("queries2_layer")
+    names = {
+        f"{ours}.kvq.weight": [f"{theirs}/_kvq/{name}/kernel" for name in projections],
+        f"{ours}.norm.scale": [f"{theirs}/_kvq/pre_attn_layernorm/scale"],
+        f"{ours}.scale_H": [f"{theirs}/_kvq/attention_scale"],
+    }
+    if cross:
+        names[f"{ours}.cross_scale_H"] = [f"{theirs}/attention_scale2"]
+    return names
+
+
+def gate_names(ours: str, theirs: str, params: Arrays) -> Names:
+    """The names of a gate's parameters: a fixed gate has one bias, an LSTM's has two gates."""
+    candidate = {f"{ours}.candidate.weight": [f"{theirs}/output_layer/kernel"]}
+    if f"{theirs}/gate_bias" in params:
+        return {**candidate, f"{ours}.bias": [f"{theirs}/gate_bias"]}
+    return {
+        **candidate,
+        f"{ours}.input.weight": [f"{theirs}/input_gate/kernel"],
+        f"{ours}.input.bias": [f"{theirs}/input_gate/bias"],
+        f"{ours}.forget.weight": [f"{theirs}/forget_gate/kernel"],
+        f"{ours}.forget.bias": [f"{theirs}/forget_gate/bias"],
+    }
 
 
 def state_from_arrays(arrays: Arrays, mode: str = "train") -> State:
