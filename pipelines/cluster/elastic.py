@@ -136,45 +136,58 @@ def train_once(
     """
     workers = workers_to_start(config, use_gpu, settle=attempt > 0)
     scratch = scratch_of(config)
-    ended = []
     scratch.make_folder()
     begun = scratch / f"begun-{attempt}"
     arguments = {"config": config, "begun": begun, "on_trained": on_trained}
     name = f"{ascii_name(config.run)}-{attempt}"
+    ended = []
 
     def run_attempt() -> None:
         ended.append(run_workers(worker(), arguments, workers, config.placement, use_gpu, scratch, name))
 
     thread = threading.Thread(target=run_attempt, daemon=True)  # not in the main thread, where Ray would handle Ctrl-C
     thread.start()
-    looked = time.monotonic()
-    reported = time.monotonic()  # when it was printed last that the run waits
-    seen = workers
-    watch = ray_session.Watch()
+    ray_watch = ray_session.Watch()
+    reminder = Timer(WAIT_SECONDS)
+    growth = Timer(GROW_SECONDS)
+    room_before = 0
     passed_on = False
     while thread.is_alive():
         thread.join(0.2)
-        answers = watch.check()
+        ray_answers = ray_watch.check()
         with contextlib.suppress(OSError):  # a bucket that does not answer is asked again
             if stop.asked() and not begun.exists():
                 return None  # the thread that waits for room ends with this process
             if stop.signalled and not passed_on:
                 stop.ask()
                 passed_on = True
-            if not answers:  # a Ray that has died answers no question; it ends this process after a minute
+            if not ray_answers:  # a Ray that has died answers no question; it ends this process after a minute
                 continue
-            if time.monotonic() - reported > WAIT_SECONDS and not begun.exists():
-                reported = time.monotonic()
-                if reservations("PENDING"):
-                    each = readiness.worker_resources(config, use_gpu)
-                    print(f"waiting for room for {workers} workers of {each}", flush=True)
-            if workers < config.workers[-1] and time.monotonic() - looked > GROW_SECONDS and not stop.asked():
-                before = seen
-                seen = workers + room(config, use_gpu, growing=True)
-                looked = time.monotonic()
-                if min(before, seen) > workers:
+            if reminder.due() and not begun.exists() and reservations("PENDING"):
+                each = readiness.worker_resources(config, use_gpu)
+                print(f"waiting for room for {workers} workers of {each}", flush=True)
+            if workers < config.workers[-1] and growth.due() and not stop.asked():
+                room_now = room(config, use_gpu, growing=True)
+                if room_before > 0 and room_now > 0:
                     resize.ask()
+                room_before = room_now
     return ended[0]
+
+
+class Timer:
+    """Says when it is time again to do something, every so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether the seconds are over; if so they begin anew."""
+        now = time.monotonic()
+        if now - self._began <= self._seconds:
+            return False
+        self._began = now
+        return True
 
 
 def worker() -> Callable[[dict[str, Any]], None]:
