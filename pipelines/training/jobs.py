@@ -142,6 +142,30 @@ class _Attempt:
         self.signals = len(asked)
 
 
+@dataclass
+class _Queue:
+    """The jobs that wait and those that run, ``at_once`` of them side by side."""
+
+    total: int
+    at_once: int
+    waiting: list[Job]
+    running: list[_Attempt] = field(default_factory=list)
+
+    def has_room(self) -> bool:
+        """Whether a job that waits could begin."""
+        return bool(self.waiting) and len(self.running) < self.at_once
+
+    def title(self, job: Job) -> str:
+        """A job's name after the number of jobs that neither wait nor run."""
+        return f"[{self.total - len(self.waiting) - len(self.running)}/{self.total}] {job.name}"
+
+    def begin(self, job: Job, retries: int) -> None:
+        if job.log is None:
+            print(f"{self.title(job)}: {job.shown()}", flush=True)
+        inputs = job.input_stamps()
+        self.running.append(_Attempt(job, start_job(job, self.at_once), retries, inputs))
+
+
 def run_jobs(
     jobs: Sequence[Job], at_once: int = 1, record: JobRecord | None = None, retries: int = 0, in_turn: bool = False
 ) -> dict[Job, int]:
@@ -156,60 +180,55 @@ def run_jobs(
 
     Raises SystemExit with status 75 when asked to stop before all is done.
     """
-    waiting = list(jobs)
-    running = list[_Attempt]()
+    queue = _Queue(len(jobs), at_once, waiting=list(jobs))
     failed = dict[Job, int]()
     asked = list[int]()
-
-    def title(job: Job) -> str:
-        return f"[{len(jobs) - len(waiting) - len(running)}/{len(jobs)}] {job.name}"
-
-    def begin(job: Job, retries: int) -> None:
-        if job.log is None:
-            print(f"{title(job)}: {job.shown()}", flush=True)
-        inputs = job.input_stamps()
-        running.append(_Attempt(job, start_job(job, at_once), retries, inputs))
-
-    def end(attempt: _Attempt) -> None:
-        running.remove(attempt)
-        job = attempt.job
-        status = attempt.process.returncode
-        status = 128 - status if status < 0 else status
-        if asked and status not in FINAL:
-            status = STOPPED_STATUS
-        if status == 0:
-            if record:
-                record.keep(job, attempt.inputs)
-            if job.log:
-                print(f"{title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
-        elif status not in FINAL and attempt.retries:
-            print(f"{title(job)}: {ended(status)}; trying again", file=sys.stderr, flush=True)
-            begin(job, attempt.retries - 1)
-        else:
-            failed[job] = status
-            see = f", see {cli.shown(job.log)}" if job.log else ""
-            later = f"; not begun: {', '.join(job.name for job in waiting)}" if in_turn and waiting else ""
-            print(f"{title(job)}: {ended(status)}{see}{later}", file=sys.stderr, flush=True)
-            if in_turn:
-                waiting.clear()
-
     with asking_signals_to(lambda number, frame: asked.append(number)):
-        while running or (waiting and not asked):
-            while waiting and len(running) < at_once and not asked:
-                job = waiting.pop(0)
+        while queue.running or (queue.waiting and not asked):
+            while queue.has_room() and not asked:
+                job = queue.waiting.pop(0)
                 if record and record.is_current(job):
-                    print(f"{title(job)}: done before, and nothing has changed since", flush=True)
+                    print(f"{queue.title(job)}: done before, and nothing has changed since", flush=True)
                 else:
-                    begin(job, retries)
-            for attempt in running:
+                    queue.begin(job, retries)
+            for attempt in queue.running:
                 attempt.pass_on(asked)
             time.sleep(POLL_SECONDS)
-            for attempt in [attempt for attempt in running if attempt.process.poll() is not None]:
-                end(attempt)
-    if asked and (waiting or not in_turn):
+            for attempt in [attempt for attempt in queue.running if attempt.process.poll() is not None]:
+                queue.running.remove(attempt)
+                job = attempt.job
+                status = exit_status(attempt.process.returncode, stopping=bool(asked))
+                if status == 0:
+                    if record:
+                        record.keep(job, attempt.inputs)
+                    if job.log:
+                        print(f"{queue.title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
+                elif status not in FINAL and attempt.retries:
+                    print(f"{queue.title(job)}: {ended(status)}; trying again", file=sys.stderr, flush=True)
+                    queue.begin(job, attempt.retries - 1)
+                else:
+                    failed[job] = status
+                    not_begun = queue.waiting if in_turn else []
+                    print(f"{queue.title(job)}: {failure(job, status, not_begun)}", file=sys.stderr, flush=True)
+                    if in_turn:
+                        queue.waiting.clear()
+    if asked and (queue.waiting or not in_turn):
         print("stopped; the same command resumes here", file=sys.stderr)
         raise SystemExit(STOPPED_STATUS)
     return failed
+
+
+def exit_status(returncode: int, stopping: bool) -> int:
+    """The exit status as a shell has it. A job that fails while we are ``stopping`` was stopped."""
+    status = returncode if returncode >= 0 else 128 - returncode
+    return STOPPED_STATUS if stopping and status not in FINAL else status
+
+
+def failure(job: Job, status: int, not_begun: Sequence[Job]) -> str:
+    """How a job failed, where its output is, and the jobs that do not begin because of it."""
+    log = f", see {cli.shown(job.log)}" if job.log else ""
+    others = f"; not begun: {', '.join(job.name for job in not_begun)}" if not_begun else ""
+    return f"{ended(status)}{log}{others}"
 
 
 def ended(status: int) -> str:
