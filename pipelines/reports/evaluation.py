@@ -66,18 +66,23 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
     """The rows for a terminal. If all evaluations are on one text, the best values are bold; those per token only if the tokens
     are the same.
     """
-    splits = {e.split for e in evaluations}
-    rows = evaluation_rows(evaluations, unigram)
-    for row in rows:
-        if row["model"] not in (None, row["name"]):
-            row["name"] += f" ({row['model']})"
-        row["split"] = row["split"] or ""
-        for what in ("states_cleared", "all_cleared"):
-            difference = row[f"{what}_difference"]
-            if difference is not None:
-                row[what] = f"{row[f'{what}_bits_per_byte']:.4f} ({difference:+.4f})"
-    form = METRICS["validation/error_rate"].form
-    columns: dict[str, tuple[str, Form]] = {
+    rows = [_shown(row) for row in evaluation_rows(evaluations, unigram)]
+    known = {key for row in rows for key, value in row.items() if value is not None}
+    title = None
+    if len({e.split for e in evaluations}) == 1:
+        title = evaluations[0].split
+        known.remove("split")
+    if not any(map(_differ, rows)):
+        known.discard("bits_per_character")
+    columns = {key: column for key, column in _columns().items() if key in known}
+    best = [key for key in _comparable(evaluations) if key in columns]
+    return table(rows, columns, dict.fromkeys(best, min), title=title, title_justify="left", title_style="bold")
+
+
+def _columns() -> dict[str, tuple[str, Form]]:
+    """All columns of the terminal's table: heading and form of each. A plugin may have added metrics."""
+    errors = METRICS["validation/error_rate"].form
+    return {
         "name": ("model", None),
         "split": ("split", None),
         "parameters": ("parameters", short),
@@ -92,30 +97,30 @@ def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = 
         **{metric.column: (metric.unit, metric.form) for metric in further()},
         "states_cleared": ("bits/byte with\nstates cleared", str),
         "all_cleared": ("bits/byte with\nall State cleared", str),
-        "error_rate": ("errors", form),
-        "states_cleared_error_rate": ("errors with\nstates cleared", form),
-        "all_cleared_error_rate": ("errors with\nall State cleared", form),
+        "error_rate": ("errors", errors),
+        "states_cleared_error_rate": ("errors with\nstates cleared", errors),
+        "all_cleared_error_rate": ("errors with\nall State cleared", errors),
     }
-    one = len(splits) == 1
-    known = {key for row in rows for key, value in row.items() if value is not None}
-    if one:
-        known.remove("split")
-    if not any(map(_differ, rows)):
-        known.discard("bits_per_character")
-    columns = {key: column for key, column in columns.items() if key in known}
-    alike = len({e.text for e in evaluations}) == 1
-    best = ("bits_per_byte", "word_perplexity", "error_rate") if alike and len(evaluations) > 1 else ()
-    if best and of_one_text(evaluations):
-        best += ("bits_per_token",)
-    title = splits.pop() if one else None
-    return table(
-        rows,
-        columns,
-        {key: min for key in best if key in columns},
-        title=title,
-        title_justify="left",
-        title_style="bold",
-    )
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the model in its name, and with one column for the result and the difference of each cleared pass."""
+    shown = {**row, "split": row["split"] or ""}
+    if row["model"] not in (None, row["name"]):
+        shown["name"] = f"{row['name']} ({row['model']})"
+    for what in ("states_cleared", "all_cleared"):
+        difference = row[f"{what}_difference"]
+        if difference is not None:
+            shown[what] = f"{row[f'{what}_bits_per_byte']:.4f} ({difference:+.4f})"
+    return shown
+
+
+def _comparable(evaluations: Sequence[Evaluation]) -> list[str]:
+    """The columns whose lowest value is the best of these evaluations; empty if they are on several texts."""
+    if len(evaluations) == 1 or len({e.text for e in evaluations}) > 1:
+        return []
+    per_text = ["bits_per_byte", "word_perplexity", "error_rate"]
+    return [*per_text, "bits_per_token"] if of_one_text(evaluations) else per_text
 
 
 def _differ(row: dict[str, Any]) -> bool:
