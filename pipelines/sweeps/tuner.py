@@ -146,50 +146,43 @@ def fit(
     actor: type[TrialActor] = TrialActor,
 ) -> tune.ResultGrid:
     """Run the trials of a sweep that are left. Raises UserError where a person has to fix something first."""
-    sweep = record.sweep
-    config = sweep.config
-    notes = sweep.run.place / ".tune"
+    config = record.sweep.config
+    notes = record.sweep.run.place / ".tune"
     notes.delete()
     keys = Keys()
-    watch = Watch(record, stop, capacity, keys)
-    theirs = Sweep(replace(config, train=tracking.as_child(config.train)), sweep.fields)
-    trainable = tune.with_resources(
-        tune.with_parameters(actor, sweep=theirs, use_gpu=capacity.use_gpu),
-        actor.resources(config.train, capacity.use_gpu),
-    )
     stops = stopper(config.stop)
+    watch = Watch(record, stop, capacity, keys)
     queue = None
     if config.suggested:
-        searcher = Searcher(config.search, domains, config.train.seed, sweep.drawn())
+        searcher = Searcher(config.search, domains, config.train.seed, record.sweep.drawn())
         queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
     # A searcher's queue keeps the limit itself; trials that wait for each other must all begin.
     limit = None if config.suggested or compares_all(config.scheduler) else config.most_at_once
+    tune_config = tune.TuneConfig(
+        metric=config.metric,
+        mode="min",
+        num_samples=-1 if queue else 1,
+        max_concurrent_trials=limit,
+        search_alg=queue,
+        scheduler=RecordedScheduler(config.make_scheduler(domains), record, stops, keys),
+        reuse_actors=config.workers == "reuse",
+        trial_name_creator=name_of,
+        trial_dirname_creator=name_of,
+    )
+    run_config = tune.RunConfig(
+        name="trials",
+        storage_path=notes.recorded,
+        verbose=0,
+        stop=watch,
+        callbacks=[watch, JsonLoggerCallback(), CSVLoggerCallback()],
+        failure_config=tune.FailureConfig(max_failures=-1),  # the record counts those without progress
+        checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+    )
+    trainable = trainable_of(record.sweep, tracking, capacity, actor)
+    param_space = None if queue else space(record.sweep)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a sweep prints its own reports
     with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
-        tuner = tune.Tuner(
-            trainable,
-            param_space=None if queue else space(sweep),
-            tune_config=tune.TuneConfig(
-                metric=config.metric,
-                mode="min",
-                num_samples=-1 if queue else 1,
-                max_concurrent_trials=limit,
-                search_alg=queue,
-                scheduler=RecordedScheduler(config.make_scheduler(domains), record, stops, keys),
-                reuse_actors=config.workers == "reuse",
-                trial_name_creator=name_of,
-                trial_dirname_creator=name_of,
-            ),
-            run_config=tune.RunConfig(
-                name="trials",
-                storage_path=notes.recorded,
-                verbose=0,
-                stop=watch,
-                callbacks=[watch, JsonLoggerCallback(), CSVLoggerCallback()],
-                failure_config=tune.FailureConfig(max_failures=-1),  # the record counts those without progress
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
-            ),
-        )
+        tuner = tune.Tuner(trainable, param_space=param_space, tune_config=tune_config, run_config=run_config)
         try:
             grid = tuner.fit()
         except TuneError as error:
@@ -200,6 +193,14 @@ def fit(
     if record.retryable:
         raise UserError(record.retryable)
     return grid
+
+
+def trainable_of(sweep: Sweep, tracking: SweepTracking, capacity: TrialCapacity, actor: type[TrialActor]) -> Any:
+    """What Tune runs as a trial: an actor with the sweep, which tracks itself as a child, and with the resources that it takes."""
+    train = sweep.config.train
+    theirs = Sweep(replace(sweep.config, train=tracking.as_child(train)), sweep.fields)
+    with_sweep = tune.with_parameters(actor, sweep=theirs, use_gpu=capacity.use_gpu)
+    return tune.with_resources(with_sweep, actor.resources(train, capacity.use_gpu))
 
 
 @contextlib.contextmanager
