@@ -83,31 +83,17 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
     if plain_form and isinstance(tokenizer, SymbolsTokenizer):
         raise UserError(f"{checkpoint.folder} predicts labels and not the next token: leave out --format transformers")
     model = model_of(checkpoint)
-    meta = checkpoint.meta
-    symbols = tokenizer.symbols if isinstance(tokenizer, SymbolsTokenizer) else ()
-    samples = ("", " ".join(symbols)) if symbols else SAMPLES
-    with torch.device("meta"):  # the checkpoint has all weights
-        wrapped = ThroughlineForCausalLM(
-            ThroughlineConfig(
-                model=given_away(checkpoint),
-                vocab_size=meta["vocab_size"],
-                trained=record_of(checkpoint),
-                predicts_labels=bool(symbols),
-                **special_ids(checkpoint, tokenizer),
-            )
-        )
-    wrapped = wrapped.to_empty(device="cpu")
-    wrapped.model.load_state_dict(model.state_dict())
+    wrapped = wrapped_model(checkpoint, tokenizer, model)
+    exported = plain(wrapped, plain_form) if plain_form else wrapped
     working = output.with_name(f".{output.name}.tmp")
     with file_lock(working, "another pipelines.export"):
         unfinished = working / "export"
         shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
         try:
-            saved = plain(wrapped, plain_form) if plain_form else wrapped
-            saved.save_pretrained(unfinished)
+            exported.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
             (unfinished / "README.md").write_text(card_of(checkpoint, model, tokenizer, plain_form), "utf-8")
-            check_tokenizer(unfinished, tokenizer, [*samples, *corpus_sample(checkpoint, tokenizer, store)])
+            check_tokenizer(unfinished, tokenizer, sample_texts(checkpoint, tokenizer, store))
             if plain_form:
                 check_plain(unfinished, model, plain_form)
             else:
@@ -122,6 +108,22 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return tokenizer
+
+
+def wrapped_model(checkpoint: Snapshot, tokenizer: Tokenizer, model: RecurrentModel) -> ThroughlineForCausalLM:
+    """The model as one of transformers, with a copy of its weights."""
+    config = ThroughlineConfig(
+        model=given_away(checkpoint),
+        vocab_size=checkpoint.meta["vocab_size"],
+        trained=record_of(checkpoint),
+        predicts_labels=isinstance(tokenizer, SymbolsTokenizer),
+        **special_ids(checkpoint, tokenizer),
+    )
+    with torch.device("meta"):  # the checkpoint has all weights
+        wrapped = ThroughlineForCausalLM(config)
+    wrapped = wrapped.to_empty(device="cpu")
+    wrapped.model.load_state_dict(model.state_dict())
+    return wrapped
 
 
 def given_away(checkpoint: Snapshot) -> dict[str, Any]:
@@ -189,14 +191,15 @@ def special_tokens(begin: str, chat: Chat | None) -> dict[str, Any]:
     return {"eos_token": begin, "pad_token": begin, **chat.special_tokens, "extra_special_tokens": [begin]}
 
 
-def corpus_sample(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> list[str]:
-    """The beginning of the corpus's first document, where the store is still there."""
+def sample_texts(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> list[str]:
+    """Texts on which the tokenizers are compared: unusual ones, and the beginning of the corpus where the store is still there."""
+    unusual = ["", " ".join(tokenizer.symbols)] if isinstance(tokenizer, SymbolsTokenizer) else [*SAMPLES]
     data = checkpoint.meta["config"]["data"]
     try:
         split = SegmentStore.open(store or data["store"], data["corpus"], "train")
     except StoreError:
-        return []
-    return [tokenizer.decode(split.tokens(0, 0, min(CORPUS_TOKENS, int(split.lengths[0]))))]
+        return unusual
+    return [*unusual, tokenizer.decode(split.tokens(0, 0, min(CORPUS_TOKENS, int(split.lengths[0]))))]
 
 
 def check_tokenizer(folder: Path, tokenizer: Tokenizer, samples: list[str]) -> None:
