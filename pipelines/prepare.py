@@ -153,29 +153,33 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     """`prepare` while the corpus's folder in the store is locked."""
     start = time.perf_counter()
     console = lines()
+
+    # Scan
     corpus = cut(config.corpus, config.splits, asked)
     named = [split for split in SPLITS if split in config.splits]
-    train_too = isinstance(asked, TokenizerTraining)  # the tokenizer is trained on it, even if it is not prepared
-    sources = sources_of(corpus, [split for split in SPLITS if split in named or (train_too and split == "train")])
-    size = sum(int(sizes_of(sources[split]).sum()) for split in named)
+    also = ["train"] if isinstance(asked, TokenizerTraining) else []  # a tokenizer is trained on it, prepared or not
+    sources = sources_of(corpus, [split for split in SPLITS if split in (*named, *also)])
+    sizes = {split: int(sizes_of(items).sum()) for split, items in sources.items()}
+    size = sum(sizes[split] for split in named)
+    total = sum(sizes.values())
     count = sum(count_items(sources[split]) for split in named)
     shown = without_credentials(config.tokenizer) or ("symbols" if isinstance(asked, SymbolsTokenizer) else "bytes")
     console.print(
         f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(named)}; "
         f"tokenizer {shown}; to {config.place}"
     )
-    total = sum(int(sizes_of(some).sum()) for some in sources.values())
     workers = config.workers(total)
     if workers:
         ray_session.start(num_cpus=workers)
     with progress(console, "scanned", "items", sum(map(len, sources.values())), total) as done:
         scans = scan_splits(corpus, sources, workers, done)
+
+    # Check, before anything is written
     empty = [split for split in named if not scans[split].documents]
     splits = [split for split in named if split not in empty]
     split_remarks.check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
     for split in empty:
         console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
-
     for split in (*splits, *empty):
         check_own(config.place / split, config.overwrite, split in empty)
     tokenizer = _tokenizer(asked, config, scans, console)
@@ -186,7 +190,11 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     for sentence in warnings + split_remarks.shared_texts(scans):
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)
+
+    # Write
     manifests = _write(config, plans, finished, tokenizer, empty, workers, console)
+
+    # Report
     print_summary(console, config.place, manifests, size, time.perf_counter() - start)
     for sentence in chat_remarks:
         console.print(sentence)
@@ -272,30 +280,42 @@ def _standing(
                 "give another --store, or --overwrite to remove it"
             )
         store = SegmentStore.open(folder)
-        made = store.manifest
         if split in plans:
-            if made.fingerprint != plans[split].fingerprint:
-                raise StoreError(
-                    f"{folder} was prepared with another {plans[split].difference(made)}: "
-                    "give another --store, or --overwrite to replace it"
-                )
+            sentences += _check_made_by(plans[split], store, folder)
             tidy_split(folder)  # a preparation was killed after its last write
-            finished[split] = made
-            _, titles = plans[split].scan.documents.names_of(range(len(store.documents)))
-            if store.documents.texts("title") != titles:
-                sentences.append(f"{folder} keeps the titles it was prepared with; --overwrite replaces them")
-            continue
-        if made.tokenizer.fingerprint != tokenizer.fingerprint:
-            raise StoreError(
-                f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), but a store has only one: "
-                "prepare all splits with --overwrite, or give another --store"
-            )
-        unlike = split_remarks.difference_of_standing(store, {name: plan.scan for name, plan in plans.items()})
-        if unlike:
-            sentences.append(
-                f"{folder} stays as it was prepared before, {unlike}: prepare all splits together, with --overwrite"
-            )
+            finished[split] = store.manifest
+        else:
+            sentences += _check_beside(plans, tokenizer, store, folder)
     return finished, sentences
+
+
+def _check_made_by(planned: SplitPlan, store: SegmentStore, folder: Place) -> list[str]:
+    """What to say of a split that stands where this plan would write it. Raises StoreError unless this plan has made it."""
+    if store.manifest.fingerprint != planned.fingerprint:
+        raise StoreError(
+            f"{folder} was prepared with another {planned.difference(store.manifest)}: "
+            "give another --store, or --overwrite to replace it"
+        )
+    _, titles = planned.scan.documents.names_of(range(len(store.documents)))
+    if store.documents.texts("title") == titles:
+        return []
+    return [f"{folder} keeps the titles it was prepared with; --overwrite replaces them"]
+
+
+def _check_beside(
+    plans: Mapping[str, SplitPlan], tokenizer: Tokenizer, store: SegmentStore, folder: Place
+) -> list[str]:
+    """What to say of a split that stays beside the planned ones. Raises StoreError if it has another tokenizer than they."""
+    made = store.manifest
+    if made.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise StoreError(
+            f"{folder} was prepared with another tokenizer ({made.tokenizer.name}), but a store has only one: "
+            "prepare all splits with --overwrite, or give another --store"
+        )
+    unlike = split_remarks.difference_of_standing(store, {name: plan.scan for name, plan in plans.items()})
+    if not unlike:
+        return []
+    return [f"{folder} stays as it was prepared before, {unlike}: prepare all splits together, with --overwrite"]
 
 
 if __name__ == "__main__":
