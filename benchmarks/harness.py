@@ -32,6 +32,8 @@ import tyro
 from torch.nn import functional as F
 
 from common.errors import UserError
+from data_prep.store import SegmentStore
+from data_prep.tokenizers import Tokenizer
 from pipelines.inference.to_transformers import export
 from pipelines.inference.trained import TextTokenizer, Trained, find_checkpoint, load, open_split, tokenizer_of
 from pipelines.terminal import cli
@@ -161,57 +163,86 @@ def verdict(name: str, theirs: float, ours: float) -> bool:
     return equal
 
 
-def main(argv: list[str]) -> int:
-    config = cli.parse(BenchConfig, argv, __doc__)
-    checkpoint = find_checkpoint(config.run)
-    data = checkpoint.meta["config"]["data"]
-    store = open_split(checkpoint, config.split, config.store)
-    trained = load(config.run, config.store)
-    tokenizer = tokenizer_of(checkpoint, config.store)
-    whole_ids = [store.tokens(i, 0, int(length)) for i, length in enumerate(store.lengths) if length]
-    documents = [tokenizer.decode(ids) for ids in whole_ids]
-    size = sum(len(text.encode()) for text in documents)
-    if size != store.manifest.totals.bytes:
+def documents_of(store: SegmentStore, tokenizer: Tokenizer) -> list[str]:
+    """The texts of a split's documents that have tokens. Raises UserError for a tokenizer that loses some of a text."""
+    whole = [store.tokens(document, 0, int(length)) for document, length in enumerate(store.lengths) if length]
+    documents = [tokenizer.decode(ids) for ids in whole]
+    if bytes_of(documents) != store.manifest.totals.bytes:
         raise UserError(
             f"the tokenizer {tokenizer.name} does not give texts back as they were: nothing can be compared"
         )
+    return documents
+
+
+def bytes_of(documents: list[str]) -> int:
+    return sum(len(text.encode()) for text in documents)
+
+
+def write_tasks(folder: Path, documents: list[str], questions: list[dict[str, Any]]) -> None:
+    """Write both tasks into the folder, and their texts as JSON lines."""
+    for file, rows in (("documents", [{"text": text} for text in documents]), ("choices", questions)):
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    for task, text in (("rolling", ROLLING), ("choices", CHOICES)):
+        (folder / f"{task}.yaml").write_text(text.format(folder=folder), "utf-8")
+
+
+def choices_agree(questions: list[dict[str, Any]], ours: list[list[float]], samples: Any, accuracy: float) -> bool:
+    """Print what of the answers is equal, and each choice that is not. Returns whether all are.
+
+    Args:
+        ours: our nats of each question's choices.
+        samples, accuracy: the harness's.
+    """
+    theirs = [[-float(answer[0]) for answer in sample["filtered_resps"]] for sample in samples]
+    agree = True
+    for question, ours_each, theirs_each in zip(questions, ours, theirs, strict=True):
+        for pair in zip(theirs_each, ours_each, strict=True):
+            if not math.isclose(*pair, rel_tol=TOLERANCE):
+                agree = verdict(f"nats of a choice after {question['context'][-20:]!r}", *pair)
+    name = f"nats of {len(questions)} × 3 choices, batches of 7"
+    agree &= verdict(name, sum(map(sum, theirs)), sum(map(sum, ours)))
+    chosen = [each.index(min(each)) for each in ours]
+    right = [choice == question["answer"] for choice, question in zip(chosen, questions, strict=True)]
+    agree &= verdict("accuracy", accuracy, sum(right) / len(right))
+    return agree
+
+
+def main(argv: list[str]) -> int:
+    config = cli.parse(BenchConfig, argv, __doc__)
+    checkpoint = find_checkpoint(config.run)
+    store = open_split(checkpoint, config.split, config.store)
+    trained = load(config.run, config.store)
+    tokenizer = tokenizer_of(checkpoint, config.store)
+    documents = documents_of(store, tokenizer)
+    questions = questions_on(documents, config.questions)
     ids = [tokenizer.encode(text).tolist() for text in documents]
+    size = bytes_of(documents)
     print(
         f"{checkpoint.folder}, {store.folder}: {len(documents)} documents, {sum(map(len, ids)):,} tokens, {size:,} bytes"
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        exported = Path(name) / "exported"
+        exported = folder / "exported"
         export(checkpoint, exported, config.store)
-        questions = questions_on(documents, config.questions)
-        lines = {"documents": [{"text": text} for text in documents], "choices": questions}
-        for file, rows in lines.items():
-            (folder / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-        for task, text in (("rolling", ROLLING), ("choices", CHOICES)):
-            (folder / f"{task}.yaml").write_text(text.format(folder=folder), "utf-8")
+        write_tasks(folder, documents, questions)
 
+        # Whole documents
         longest = max(map(len, ids))
-        short = config.blocks * trained.model.block
         carried, _ = harness(folder, exported, "rolling", 1, add_bos_token=False, max_length=longest)
-        score = score_split(trained.model, store, lanes=1, segment_length=data["segment_length"], world=World.alone())
+        segment_length = checkpoint.meta["config"]["data"]["segment_length"]
+        score = score_split(trained.model, store, lanes=1, segment_length=segment_length, world=World.alone())
         passed = verdict("bits per byte, whole documents", carried["bits_per_byte"], score.bits_per_byte)
+
+        # Windows
+        short = config.blocks * trained.model.block
         windows, _ = harness(folder, exported, "rolling", 3, add_bos_token=False, max_length=short)
-        ours = sum(windowed_nats(trained, text, short) for text in ids) / math.log(2) / size
-        passed &= verdict(f"bits per byte, windows of {short} tokens", windows["bits_per_byte"], ours)
+        bits = sum(windowed_nats(trained, text, short) for text in ids) / math.log(2)
+        passed &= verdict(f"bits per byte, windows of {short} tokens", windows["bits_per_byte"], bits / size)
+
+        # Choices
         answers, samples = harness(folder, exported, "choices", 7, max_length=longest)
-        ours_each = [choice_nats(trained, tokenizer, question) for question in questions]
-        for question, ours, sample in zip(questions, ours_each, samples, strict=True):
-            theirs = [-float(answer[0]) for answer in sample["filtered_resps"]]
-            for pair in zip(theirs, ours, strict=True):
-                if not math.isclose(*pair, rel_tol=TOLERANCE):
-                    passed = verdict(f"nats of a choice after {question['context'][-20:]!r}", *pair)
-        total = sum(-float(answer[0]) for sample in samples for answer in sample["filtered_resps"])
-        passed &= verdict(f"nats of {len(questions)} × 3 choices, batches of 7", total, sum(map(sum, ours_each)))
-        right = [
-            min(range(3), key=ours.__getitem__) == each["answer"]
-            for ours, each in zip(ours_each, questions, strict=True)
-        ]
-        passed &= verdict("accuracy", answers["acc"], sum(right) / len(right))
+        nats_each = [choice_nats(trained, tokenizer, question) for question in questions]
+        passed &= choices_agree(questions, nats_each, samples, answers["acc"])
     ours = math.exp(score.nats / store.manifest.totals.words)
     theirs = carried["word_perplexity"]
     print(f"word perplexity {theirs:.4g} (lm_eval), {ours:.4g} (ours, without empty words before and after a text)")
