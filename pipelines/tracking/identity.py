@@ -100,30 +100,32 @@ def begin_run(
     that were trained otherwise. Else empty.
     """
     start = uuid.uuid4().hex[:16]
-    saved: dict[str, Any] = saved_run(run_folder) or dict(recorded or {})
-    saved = {"key": uuid.uuid4().hex, "place": place.recorded, **saved}
+    known = saved_run(run_folder) or dict(recorded or {})
+    saved: dict[str, Any] = {"key": uuid.uuid4().hex, "place": place.recorded, **known}
     saved["starts"] = [*saved.get("starts", []), start]
-    others: list[str] = []
+    retrained: list[str] = []
     if params is not None:
-        others = unlike(saved.get("params", {}), params) if abandoned else []
+        retrained = unlike(saved.get("params", {}), params) if abandoned else []
         saved |= with_changes(saved, params, step)
     save_run(run_folder, saved)
     publish()  # before the other place is read: if it is this one, it must show the new start
+
     before = str(saved["place"])
     note = ""
     if before != place.recorded and is_elsewhere(saved, start):
         note = copy_note(place.recorded, before)
         saved = forked(saved, before, step)
-    elif others:
+    elif retrained:
         note = (
-            f"the steps after {step:,} were trained before with another {', '.join(others)}: it continues as a new run in MLflow, "
-            "which begins with the curve up to there"
+            f"the steps after {step:,} were trained before with another {', '.join(retrained)}: it continues as a new run in "
+            "MLflow, which begins with the curve up to there"
         )
         left = {"run_id": saved.get("run_id"), "starts": saved["starts"]}
         saved = {**forked(saved, before, step), "abandoned": left}
-    if note or before != place.recorded:
-        save_run(run_folder, {**saved, "place": place.recorded})
-        publish()
+    elif before == place.recorded:
+        return ""  # the run continues where it was
+    save_run(run_folder, {**saved, "place": place.recorded})
+    publish()
     return note
 
 
