@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import subprocess
 
 from pipelines import PACKAGE_ROOT
@@ -21,6 +23,14 @@ def git_commit(*besides: str, digits: int = 40) -> str:
         return _git("rev-parse", f"--short={digits}", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def source_tags() -> dict[str, str]:
+    """MLflow's tags for the commit and the user of a run; "" where there is no commit."""
+    tags = {"mlflow.source.git.commit": git_commit()}
+    with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
+        tags["mlflow.user"] = getpass.getuser()
+    return tags
 
 
 def _git(*words: str) -> str:

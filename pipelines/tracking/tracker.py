@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import sys
 import threading
 import time
@@ -17,7 +15,7 @@ from common.errors import first_cause
 from common.places import Place
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking.client import MAX_CAUSE_LENGTH, TrackingError, is_final, is_server, load_mlflow, tracking_uri
-from pipelines.tracking.commit import git_commit
+from pipelines.tracking.commit import source_tags
 from pipelines.tracking.identity import TAG_LENGTH, begin_run, copied_from, saved_run, shown
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after
 from pipelines.tracking.mlflow_run import DatasetInfo, MlflowRun, Status
@@ -102,20 +100,20 @@ class Tracker:
         note = begin_run(run_folder, place or Place.parse(run_folder), step, recorded, publish, trained, abandoned)
         if note:
             print(f"note: {note}", file=sys.stderr, flush=True)
-        described = {"mlflow.source.git.commit": git_commit(), **tags}
-        with contextlib.suppress(KeyError, OSError):  # a container may have no name for its user
-            described["mlflow.user"] = getpass.getuser()
-        own_tags = {key: value for key, value in described.items() if value}
+        own_tags = {key: value for key, value in {**source_tags(), **tags}.items() if value}
         run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, step)
         tracker = cls(config, run_folder, run, kept)
-        seconds = SERVER_SECONDS if is_server(config) else DATABASE_SECONDS
         if config.on_failure == "stop":
-            if not tracker._first_try.wait(seconds):
-                tracker._error = tracker._stop(f"no answer within {seconds:.0f} seconds")
-            if tracker._error:
-                tracker._abandoned.set()
-                raise tracker._error
+            tracker._await_first_try(SERVER_SECONDS if is_server(config) else DATABASE_SECONDS)
         return tracker
+
+    def _await_first_try(self, seconds: float) -> None:
+        """Wait until MLflow has answered. Raises TrackingError if it refuses, or does not answer within so many seconds."""
+        if not self._first_try.wait(seconds):
+            self._error = self._stop(f"no answer within {seconds:.0f} seconds")
+        if self._error:
+            self._abandoned.set()
+            raise self._error
 
     @classmethod
     def attach(cls, config: TrackingConfig, root: Path, run_folder: Path, place: Place | None = None) -> Tracker:
