@@ -86,20 +86,22 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
     from pipelines.training.reading import StateReset, workers_for
     from pipelines.training.scoring import Scoring, has_states
 
-    checkpoint = target.checkpoint
     store = target.store
     meta = target.checkpoint.meta
     costs = target.model.costs(meta["vocab_size"])
-    with torch.device("meta"):
+    with torch.device("meta"):  # its sizes and its State suffice
         model = target.model.build(meta["vocab_size"])
+
+    # Which State is cleared: none, and what is asked for of the State that the model has
     clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
-    state_modes: tuple[StateMode, ...] = (
-        "nothing",
-        *(what for what in LABELS if what in config.clear and clearable[what]),
-    )
+    cleared = [mode for mode in LABELS if mode in config.clear and clearable[mode]]
+    state_modes: tuple[StateMode, ...] = ("nothing", *cleared)
+    title = ", ".join([target.name, "State carried", *(LABELS[mode] for mode in cleared)])
+
+    # Score
     workers = workers_for(config.num_workers, costs.flops_per_token * int(store.lengths.sum()) * len(state_modes))
     scoring = Scoring(
-        checkpoint,
+        target.checkpoint,
         target.model,
         store,
         state_modes,
@@ -110,20 +112,20 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         folder=folder,
         precision=target.precision,
     )
-    told = ", ".join(["State carried", *(LABELS[mode] for mode in state_modes if mode != "nothing")])
-    with pass_progress(f"{target.name}, {told}", scoring.reading.tokens) as update:
+    with pass_progress(title, scoring.reading.tokens) as update:
         scores = dict(zip(state_modes, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     if not all(math.isfinite(score.nats) for score in scores.values()):
         raise UserError(
             f"{target.name}: its loss on {store.folder} is not a number, so its weights are damaged: name another checkpoint"
         )
+    read_otherwise = {**target.changed, **dict.fromkeys(target.differences, True)}
     return Evaluation(
         name=target.name,
         model=meta["config"]["model"]["name"],
         parameters=sum(p.numel() for p in model.parameters()),
-        step=checkpoint.step,
+        step=target.checkpoint.step,
         train_tokens=meta["tokens"],
-        checkpoint=str(checkpoint.folder),
+        checkpoint=str(target.checkpoint.folder),
         split=f"{store.manifest.corpus}/{store.manifest.split}",
         store_fingerprint=store.manifest.fingerprint,
         carried=scores["nothing"],
@@ -134,9 +136,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         characters=characters_of(store),
         seed=meta["config"]["seed"],
         cleared_at=config.cleared,
-        config_hash=config_hash_without_seed(
-            {**meta["config"], "read": {**target.changed, **dict.fromkeys(target.differences, True)}}
-        ),
+        config_hash=config_hash_without_seed({**meta["config"], "read": read_otherwise}),
     )
 
 
