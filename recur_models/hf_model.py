@@ -356,13 +356,14 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         if use_cache is None and labels is not None and past_key_values is None:
             use_cache = False
         arguments = (input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: tuple[Tensor, ...] | None = None
-        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+        if with_states:
             states, cache = self.read_states(*arguments, layers=True)
-            logits = kept_columns(self._logits(states[-1]), logits_to_keep)
+            made = self._logits(states[-1])
         else:
             made, cache = self.read(*arguments, keep=keep)
-            logits = kept_columns(made, logits_to_keep)
+        logits = kept_columns(made, logits_to_keep)
         loss = None
         if labels is not None:
             if self.config.predicts_labels:
