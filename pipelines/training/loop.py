@@ -121,15 +121,15 @@ def train(
     progress = TrainState.of(resume)
     if resume is not None:
         restore_optimizer(optimizer, model, config.optim, resume)
-        there = lanes_unchanged(resume, config, schedule, store)
-        restored = restore_lanes(resume, config, world, state, sums) if there else None
+        same_lanes = lanes_unchanged(resume, config, schedule, store)
+        restored = restore_lanes(resume, config, world, state, sums) if same_lanes else None
         if restored is not None:
             state, read_B, sums = restored
         else:  # --allow-change permitted a change after which the lanes no longer fit their State
-            what = "the model's State has another shape" if there else "the lanes are laid out otherwise"
+            change = "the model's State has another shape" if same_lanes else "the lanes are laid out otherwise"
             progress.logged = first_step
             if world.rank == 0:
-                print(f"{what} than before: State begins anew on each of them", flush=True)
+                print(f"{change} than before: State begins anew on each of them", flush=True)
 
     # Machine
     wrapped = world.wrap(model)
@@ -172,8 +172,9 @@ def train(
         state = concat_lanes(states_after)
 
         # Update
+        rate = learning_rate(step, config.steps, config.optim, config.schedule)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, config.steps, config.optim, config.schedule) * group.get("lr_scale", 1.0)
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         gradient_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.max_grad_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -181,18 +182,18 @@ def train(
         # Log
         if logging:
             tokens = schedule.tokens_before(done)
-            read = tokens - schedule.tokens_before(progress.logged)
-            learned = training_metrics(world.sum(sums).flatten().tolist(), read)
-            check_finite(learned.get("train/bits_per_token", 0.0), done, saver)
-            rates = speed.metrics(tokens - schedule.tokens_before(timed))
+            since_logged = tokens - schedule.tokens_before(progress.logged)
+            losses = training_metrics(world.sum(sums).flatten().tolist(), since_logged)
+            check_finite(losses.get("train/bits_per_token", 0.0), done, saver)
+            speeds = speed.metrics(tokens - schedule.tokens_before(timed))
             if tracker:
                 metrics = {
-                    **learned,
-                    "train/learning_rate": optimizer.param_groups[0]["lr"],
+                    **losses,
+                    "train/learning_rate": rate,
                     "train/gradient_norm": float(gradient_norm),
                     "train/tokens": float(tokens),
                     "train/epoch": schedule.epoch(done),
-                    **{f"train/{name}": value for name, value in rates.items()},
+                    **{f"train/{name}": value for name, value in speeds.items()},
                     **{f"recurrence/{name}": value for name, value in health.metrics().items()},
                 }
                 tracker.log(metrics, done)
@@ -213,8 +214,8 @@ def train(
         # Save
         leaving = world.any(asked_to_stop()) and not last
         if leaving or last or done % config.checkpoint.every == 0:
-            size = torch.nn.utils.get_total_norm(model.parameters())  # of the weights after this step
-            check_finite(sums.sum().item() + float(gradient_norm) + size.item(), done, saver)
+            weight_norm = torch.nn.utils.get_total_norm(model.parameters())  # after this step
+            check_finite(sums.sum().item() + float(gradient_norm) + weight_norm.item(), done, saver)
             with speed.paused():
                 gc.collect()
                 saver.save(
