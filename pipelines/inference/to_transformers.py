@@ -75,8 +75,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
     Raises:
         UserError: ``output`` exists, or the tokenizer cannot be found, or cannot be exported with the same ids.
     """
-    if output.exists():
-        raise UserError(f"{output} exists already: remove it, or choose another --output")
+    check_is_new(output)
     disable_progress_bar()
     plain_form = check_has_plain_form(config_of(checkpoint), checkpoint.folder) if form == "transformers" else None
     tokenizer = tokenizer_of(checkpoint, store)
@@ -90,6 +89,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
         unfinished = working / "export"
         shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
         try:
+            check_is_new(output)  # another command may have made it since
             exported.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
             (unfinished / "README.md").write_text(card_of(checkpoint, model, tokenizer, plain_form), "utf-8")
@@ -108,6 +108,12 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
         finally:
             shutil.rmtree(working, ignore_errors=True)
     return tokenizer
+
+
+def check_is_new(output: Path) -> None:
+    """Raise UserError if there is something at the folder's place."""
+    if output.exists():
+        raise UserError(f"{output} exists already: remove it, or choose another --output")
 
 
 def wrapped_model(checkpoint: Snapshot, tokenizer: Tokenizer, model: RecurrentModel) -> ThroughlineForCausalLM:
