@@ -15,7 +15,6 @@ A corpus that labels its tokens itself has its own symbols as tokens.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from pathlib import Path
@@ -23,7 +22,7 @@ from pathlib import Path
 import xxhash
 
 from common.errors import nearest
-from common.files import seal, unseal
+from common.files import parse_json, seal, unseal
 from common.places import Place
 from common.uris import is_uri
 from data_prep.tokenizers.base import (
@@ -234,7 +233,7 @@ def _from_file(path: Path) -> Tokenizer:
 def _is_ours(data: bytes) -> bool:
     """Whether a `tokenizer.json` is one that `save_tokenizer` wrote."""
     try:
-        details = json.loads(data)
+        details = parse_json(data)
     except ValueError:
         return False
     return isinstance(details, dict) and {"kind", "bod_id", "fingerprint"} <= details.keys()

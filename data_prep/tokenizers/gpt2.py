@@ -46,7 +46,7 @@ import tiktoken
 import xxhash
 
 from common.cuts import Cuts
-from common.files import digest
+from common.files import digest, parse_json
 from common.places import Place
 from data_prep.tokenizers.base import Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 
@@ -288,7 +288,7 @@ def _improper(merges: list[tuple[str, str]]) -> tuple[str, str] | None:
 def read_vocab(data: bytes, path: Path | Place) -> dict[str, int]:
     """Token → id. Raises TokenizerError naming the file where it is not such a table."""
     try:
-        vocab = json.loads(data.decode())
+        vocab = parse_json(data.decode())
     except ValueError as error:  # not UTF-8, or not JSON
         raise TokenizerError(f"{path} is not a vocabulary in JSON ({error}): {REMEDY}") from None
     if not isinstance(vocab, dict) or not vocab:

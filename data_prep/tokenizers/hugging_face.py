@@ -26,7 +26,7 @@ from common.files import digest
 from data_prep.tokenizers.base import Ids, TokenizerError, encode_each, encoding_errors, token_dtype
 from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.chat import CHAT_FILE, Chat
-from data_prep.tokenizers.gpt2 import GPT2Tokenizer
+from data_prep.tokenizers.gpt2 import MAX_IDS, GPT2Tokenizer
 from data_prep.tokenizers.letters import LETTERS, members, ranges
 from data_prep.tokenizers.special_names import without_special_names
 
@@ -85,6 +85,10 @@ class HuggingFaceTokenizer:
         self.chat = chat
         self.added_ids: dict[str, int] = {token["content"]: token["id"] for token in spec.get("added_tokens", ())}
         self._pieces = max(vocabulary.values()) + 1
+        if self._pieces > MAX_IDS:
+            raise TokenizerError(
+                f"{name} has the id {self._pieces - 1:,}, and ids below {MAX_IDS:,} can be used: give the file as it was released"
+            )
         self.vocab_size = self._pieces + 1
         self.fingerprint = digest({"kind": "hugging-face", "file": spec})
         self._gpt2 = None if engine == "tokenizers" else _as_gpt2(run, name, check=not engine)

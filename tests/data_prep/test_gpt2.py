@@ -231,6 +231,7 @@ def test_merges_that_tiktoken_would_read_otherwise_are_refused() -> None:
     [
         ("vocab.json", b"{", r"vocab\.json is not a vocabulary in JSON .*: give the file as it was released"),
         ("vocab.json", b"\xff", r"vocab\.json is not a vocabulary in JSON"),
+        ("vocab.json", b"[" * 100_000, r"vocab\.json is not a vocabulary in JSON .it is nested too deeply"),
         ("vocab.json", b"[1]", r"vocab\.json is not a table of tokens and ids"),
         ("vocab.json", b'{"a": "0"}', r"vocab\.json gives the token 'a' the id '0'"),
         ("vocab.json", b'{"a": -1}', r"gives the token 'a' the id -1"),
@@ -396,6 +397,7 @@ def test_files_are_kept_and_run_by_the_fastest_engine(theirs: RustTokenizer, tmp
             r"drops merges at random \(dropout 0.1\): set its dropout to null",
         ),
         (lambda spec: spec["model"].update(vocab={}, merges=[]) or spec.update(added_tokens=[]), "has no tokens"),
+        (lambda spec: spec["model"]["vocab"].update(stray=1 << 31), r"has the id 2,147,483,648, and ids below"),
     ],
 )
 def test_malformed_tokenizer_json(theirs: RustTokenizer, tmp_path: Path, change: Any, words: str) -> None:
@@ -404,7 +406,7 @@ def test_malformed_tokenizer_json(theirs: RustTokenizer, tmp_path: Path, change:
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(TokenizerError, match=rf"tokenizer\.json .*{words}|{words}"):
         tokenizer_from_spec(str(tmp_path / "tokenizer.json"))
-    for data in (b"", b"{}", b"[]", b"\xff", b"null"):
+    for data in (b"", b"{}", b"[]", b"\xff", b"null", b"[" * 100_000):
         with pytest.raises(TokenizerError, match="can read"):
             HuggingFaceTokenizer(data)
 
