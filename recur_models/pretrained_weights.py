@@ -67,6 +67,25 @@ class Family:
         return f"name a folder that transformers' {self.saver}.save_pretrained or pipelines.export has written"
 
 
+def in_float32(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The weights of a folder in float32. Raises ValueError for a dtype that torch cannot convert, and for values that are not
+    numbers.
+    """
+    wide = {}
+    for name, tensor in tensors.items():
+        try:
+            wide[name] = tensor.float()
+        except NotImplementedError:
+            raise ValueError(
+                f"{folder} has {name} as {tensor.dtype}, which torch cannot convert: save the model in float32 or bfloat16"
+            ) from None
+        if not wide[name].isfinite().all():
+            raise ValueError(
+                f"{folder} has values in {name} that are not numbers, so it is damaged: name another folder"
+            )
+    return wide
+
+
 def folder_of(pretrained: str) -> Path:
     """The folder at this path, or of the model of this name in Hugging Face's cache. Raises ValueError if there is neither."""
     folder = Path(os.path.expanduser(pretrained)).absolute()
@@ -90,7 +109,7 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     """The sizes of the folder's model, by our names. Raises ValueError if this package cannot compute that model."""
     values = _config(family, folder)
     if "model" in values:
-        return {name: type(small)(values["model"][name] or small) for name, small in family.small.items()}
+        return {name: type(small)(values["model"].get(name) or small) for name, small in family.small.items()}
     values = {**family.required, **family.from_config_json(values)}
     odd = [key for key, value in sorted(family.required.items()) if values[key] != value]
     if odd:
@@ -165,7 +184,8 @@ def _config(family: Family, folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no config.json that can be read: {family.remedy}")
     kind: Any = values.get("model_type")
     if kind == "throughline":
-        name: Any = (values.get("model") or {}).get("name")
+        model: Any = values.get("model")
+        name = model.get("name") if isinstance(model, dict) else None
         if name in (family.kind, f"{family.kind}-rec"):
             return values
         kind = name
@@ -188,11 +208,11 @@ def _named_tensors(
     """The folder's tensors under our names, in our shapes and float32. ``values``: its config.json."""
     tensors = _tensors(family, folder)
     if "model" in values:  # pipelines.export wrote them
-        return {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
+        return in_float32({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder)
     named = _renamed(family, tensors)
     if "output.weight" not in like:  # tied, but some folders have saved it
         named.pop("output.weight", None)
-    return named
+    return in_float32(named, folder)
 
 
 def _with_recurrence(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -208,7 +228,7 @@ def _tables(
     """The embeddings, and an output layer of its own, with a row for begin-of-document where the folder has none; empty where
     they fit as they are. Raises ValueError for another size of the vocabulary.
     """
-    rows = len(named["embedding.weight"])
+    rows = named["embedding.weight"].shape[:1].numel()
     ids = vocab_size - 1  # without begin-of-document
     if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
         tables = {"embedding.weight", "output.weight"} & named.keys()
@@ -233,14 +253,14 @@ def _with_begin_of_document(table_VD: Tensor, ids: int, document_token: Any) -> 
 
 
 def _renamed(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """transformers' weights under our names, in our shapes and float32; the inverse of `theirs_of`."""
+    """transformers' weights under our names and in our shapes; the inverse of `theirs_of`."""
     named = {}
     for name, tensor in tensors.items():
         if name.endswith(BUFFERS):
             continue
         if name.endswith(family.squeezed):
             tensor = tensor.squeeze(1)
-        named[_ours(family, name)] = tensor.float()
+        named[_ours(family, name)] = tensor
     return named
 
 

@@ -109,6 +109,9 @@ class Exported:
             raise CheckpointError(f"{file} names no model: {REMEDY}")
         if type(config.get("vocab_size")) is not int or config["vocab_size"] < 1:
             raise CheckpointError(f"{file} has vocab_size={config.get('vocab_size')}: {REMEDY}")
+        begin = config.get("begin_of_document_id")
+        if begin is not None and not (type(begin) is int and 0 <= begin < config["vocab_size"]):
+            raise CheckpointError(f"{file} has begin_of_document_id={begin!r}: {REMEDY}")
         recorded = config.get("trained") or {}
         for name, value in UNRECORDED.items():
             given = recorded.get(name, value) if isinstance(recorded, dict) else recorded
@@ -157,7 +160,7 @@ class Exported:
     def bod_id(self) -> int:
         """Id of the begin-of-document token, which precedes a text."""
         found = self.config.get("begin_of_document_id")
-        return found if isinstance(found, int) else self.config["vocab_size"] - 1
+        return self.config["vocab_size"] - 1 if found is None else found
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -165,11 +168,16 @@ class Exported:
         return eos_token_ids(self.folder)
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by name, in float32 whatever they were saved in."""
+        """The weights by name, in float32 whatever they were saved in. Raises CheckpointError for values that are not numbers."""
+        from recur_models.pretrained_weights import in_float32
+
         tensors = {}
         for name in self.files:
             tensors |= load_tensors(self.folder / name)
-        return {name.removeprefix(PREFIX): tensor.float() for name, tensor in tensors.items()}
+        try:
+            return {name.removeprefix(PREFIX): tensor for name, tensor in in_float32(tensors, self.folder).items()}
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
 
     def _check_weights(self) -> None:
         import torch

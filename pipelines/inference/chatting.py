@@ -24,11 +24,12 @@ def chat_ids(trained: Trained, message: str) -> list[int]:
         )
     messages = [{"role": "user", "content": message}]
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     except Exception as error:  # whatever the template raises
         raise UserError(
             f"the chat template of {trained.place} cannot write the message ({error}): leave out --chat, or repair the template"
         ) from None
+    return trained.tokenizer.checked(ids) if isinstance(trained.tokenizer, ExportedTokenizer) else ids
 
 
 def chat_tokenizer(trained: Trained) -> Any:

@@ -225,7 +225,12 @@ class Embeddings:
             offsets.append(offset_m)
             values.append(mean_mD)
         document_m = np.repeat(np.array(documents, dtype=np.int32), list(map(len, offsets)))
-        value = np.concatenate(values).astype(self.dtype).reshape(-1)
+        wide = np.concatenate(values)
+        if not np.isfinite(wide).all():
+            raise UserError(
+                "the model's embeddings are not numbers, so its weights are damaged: name another checkpoint"
+            )
+        value = wide.astype(self.dtype).reshape(-1)
         columns = [
             pa.DictionaryArray.from_arrays(arrow_array(document_m), pa.array(texts.ids, pa.string())),
             arrow_array(np.concatenate(offsets)),

@@ -45,7 +45,7 @@ class TextTokenizer(Protocol):
 class ExportedTokenizer:
     """The tokenizer beside exported weights, without begin-of-document."""
 
-    def __init__(self, folder: Path, bod_id: int) -> None:
+    def __init__(self, folder: Path, bod_id: int, vocab_size: int) -> None:
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
         import recur_models.hf  # noqa: F401  (makes the tokenizers known to AutoTokenizer)
@@ -54,13 +54,24 @@ class ExportedTokenizer:
         self.transformers = tokenizer
         self.folder = folder
         self.bod_id = bod_id
+        self.vocab_size = vocab_size
         self.labels = not tokenizer("")["input_ids"]  # such texts have no begin-of-document
 
     def encode(self, text: str) -> np.ndarray:
         """Ids of a text. Names of special tokens in it are ordinary text. Raises TokenizerError for a text that has no ids."""
         with encoding_errors(str(self.folder)):
             ids = self.transformers(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return np.asarray(self.checked(ids), dtype=np.int64)
+
+    def checked(self, ids: list[int]) -> list[int]:
+        """The ids. Raises TokenizerError if the model has no embedding of one of them, as after `add_tokens` alone."""
+        largest = max(ids, default=0)
+        if largest >= self.vocab_size:
+            raise TokenizerError(
+                f"the tokenizer in {self.folder} gives the id {largest:,}, and the model has {self.vocab_size:,} embeddings: "
+                "call resize_token_embeddings before saving the model, or restore the tokenizer"
+            )
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         return self.transformers.decode([index for index in ids if index != self.bod_id])
@@ -101,7 +112,7 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     if isinstance(checkpoint, Exported) and (checkpoint.folder / "tokenizer_config.json").is_file():
         begin = checkpoint.bod_id
         try:
-            exported = ExportedTokenizer(checkpoint.folder, begin)
+            exported = ExportedTokenizer(checkpoint.folder, begin, checkpoint.meta["vocab_size"])
         except UserError:
             raise
         except Exception as error:  # transformers raises many kinds for an incomplete folder

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
+from common.errors import UserError
 from recur_models.decoding import DecodingState, read
 from recur_models.protocol import IncrementalDecoder
 
@@ -29,6 +30,8 @@ def write(
     logits [V] to an id."""
     for left in range(count, 0, -1):
         logits_V = logits_BTV[0, -1].float()
+        if not logits_V.max().isfinite():  # the maximum of numbers and NaN is NaN
+            raise UserError("the model's logits are not numbers, so its weights are damaged: name another checkpoint")
         logits_V[bod_id] = -torch.inf  # begin-of-document never occurs inside a document
         token = choose(logits_V)
         yield int(token)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
@@ -237,6 +239,53 @@ def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], 
     with pytest.raises(UserError, match="holds an adapter and no model"):
         train_main([str(tmp_path / "spoiled-1"), "--run", "more"])
     assert not (tmp_path / "report").exists()
+
+
+def with_weights(folder: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of an export whose weights are changed in place."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def test_weights_that_are_not_numbers_are_refused_by_every_command(
+    exported: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    folder = exported()
+    damaged = with_weights(folder, tmp_path / "nan", lambda w: w["model.embedding.weight"][3, 2].fill_(math.nan))
+    huge = with_weights(folder, tmp_path / "huge", lambda w: [tensor.mul_(1e30) for tensor in w.values()])
+    (tmp_path / "book.txt").write_text("Once upon a time")
+    book = ["--file", str(tmp_path / "book.txt"), "--output", str(tmp_path / "embedded")]
+    for spoiled, problem in ((damaged, "has values in model.embedding.weight that are"), (huge, "are")):
+        with pytest.raises(UserError, match=f"{problem} not numbers, so"):
+            generate.main([str(spoiled), "--prompt", "a", "--max-new-tokens", "3"])
+        with pytest.raises(UserError, match=f"{problem} not numbers, so"):
+            embed.main([str(spoiled), *book])
+    assert not (tmp_path / "embedded" / "_embeddings.json").exists()
+    report = ["--store", str(store), *QUIET, "--output", str(tmp_path / "report")]
+    for command, more in ((tokens, ["--clear", "everything"]), (continuations, [])):
+        with pytest.raises(UserError, match=r"has values in model\.embedding\.weight that are not numbers"):
+            command.main([str(damaged), *report, *more])
+
+
+@pytest.mark.parametrize("begin", [1_000_000, -5, True, "a"])
+def test_a_begin_of_document_that_no_model_has_is_refused(exported: Callable[..., Path], begin: object) -> None:
+    folder = exported()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "begin_of_document_id": begin}))
+    with pytest.raises(UserError, match=f"has begin_of_document_id={begin!r}: export the checkpoint again"):
+        generate.main([str(folder), "--prompt", "a"])
+
+
+def test_a_tokenizer_that_has_more_ids_than_the_model_is_refused(exported: Callable[..., Path]) -> None:
+    folder = exported()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["hello"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"gives the id 257, and the model has 257 embeddings: call resize_token_embed"):
+        generate.main([str(folder), "--prompt", "hello"])
 
 
 def test_weights_may_be_in_several_files_of_another_dtype_and_without_a_tokenizer(

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -353,6 +354,16 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     assert f"has no {lost.name}: fetch it again" in refused(of(tmp_path / "parts-fetched"))
     (tmp_path / "parts-fetched/model.safetensors.index.json").write_text('{"weight_map": ["../other"]}')
     assert "names no weights" in refused(of(tmp_path / "parts-fetched"))
+    for model in ("x", [1]):
+        assert "of a model None" in refused(of(changed(f"ours-{model}", model_type="throughline", model=model)))
+    weights = load_file(folder / "model.safetensors")
+    name = "transformer.wte.weight"
+    for kind, odd, message in (
+        ("scalar", torch.tensor(1.0), "embeddings of 1: prepare the store"),
+        ("infinite", weights[name] * torch.inf, "has values in embedding.weight that are not numbers"),
+    ):
+        save_file({**weights, name: odd}, Path(changed(kind)) / "model.safetensors", metadata={"format": "pt"})
+        assert message in refused(of(tmp_path / kind))
     torn = Path(changed("torn"))
     (torn / "model.safetensors").write_bytes(b"nothing")
     assert "cannot be read" in refused(of(torn))
