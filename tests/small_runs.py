@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import killing
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
 from tests.small_corpus import contents, words
@@ -98,3 +99,20 @@ def bucket(endpoint: str, request: pytest.FixtureRequest) -> Callable[[str], str
         return f"s3://books/{request.node.name}/{name}?endpoint_override={endpoint}&scheme=http"
 
     return uri
+
+
+def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
+    """A checkpoint's files, less the JSON that names the run."""
+    return {name: data for name, data in files.items() if not name.endswith(".json")}
+
+
+def forget(folder: Path, *steps: int) -> None:
+    """Remove checkpoints, as if the run had been killed before it made them."""
+    for step in steps:
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """Every metric at its step, but for the speed."""
+    records = read_records(folder / "metrics.jsonl")
+    return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]

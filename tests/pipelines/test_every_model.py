@@ -21,8 +21,8 @@ from pipelines.inference.trained import find_checkpoint
 from pipelines.reports.sweep_report import report_sweep
 from tests.pipelines.test_processes import FAMILY
 from tests.pipelines.test_sweep import Here
-from tests.pipelines.test_train import curve, forget, without_run_name
 from tests.small_corpus import contents
+from tests.small_runs import curve, forget, without_run_name
 
 Train = Callable[..., Path]
 every_model = pytest.mark.parametrize("model", MODELS)

@@ -36,9 +36,8 @@ from pipelines.train import main
 from pipelines.training.scoring import score_split
 from pipelines.training.world import World
 from recur_models.losses import labelled_cross_entropy
-from tests.pipelines.test_train import curve, forget, without_run_name
 from tests.small_corpus import contents
-from tests.small_runs import TINY
+from tests.small_runs import TINY, curve, forget, without_run_name
 from tests.small_task import Task
 from tune_spaces import combine
 

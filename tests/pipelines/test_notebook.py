@@ -30,6 +30,7 @@ from pipelines.reports.comparison import compare, rows
 from pipelines.reports.finished_runs import collect
 from pipelines.tracking import Tracker
 from tests.mlflow_server import Server
+from tests.small_runs import forget
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -90,14 +91,6 @@ def bits_per_token(folder: Path, texts: list[str]) -> float:
         nats += torch.nn.functional.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
         tokens += ids.shape[1] - 1
     return nats / math.log(2) / tokens
-
-
-def forget(folder: Path, *steps: int) -> None:
-    """Remove checkpoints, as if the run had been killed before it made them."""
-    for step in steps:
-        for path in (folder / "checkpoints" / f"step-{step:08d}").iterdir():
-            path.unlink()
-        (folder / "checkpoints" / f"step-{step:08d}").rmdir()
 
 
 @pytest.mark.long

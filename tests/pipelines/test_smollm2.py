@@ -21,8 +21,8 @@ from examples import smollm2
 from pipelines import embed, evaluate, export, generate, prepare
 from pipelines.train import main as train
 from recur_models import LlamaConfig
-from tests.pipelines.test_train import curve, forget, without_run_name
 from tests.small_corpus import contents
+from tests.small_runs import curve, forget, without_run_name
 
 pytestmark = [
     pytest.mark.long,

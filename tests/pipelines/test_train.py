@@ -41,14 +41,9 @@ from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
 from recur_models import StaircaseConfig, clear, health
 from tests.small_corpus import contents, words
-from tests.small_runs import TINY
+from tests.small_runs import TINY, curve, forget, without_run_name
 
 Train = Callable[..., Path]
-
-
-def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
-    """A checkpoint's files, less the JSON that names the run."""
-    return {name: data for name, data in files.items() if not name.endswith(".json")}
 
 
 def test_a_run_writes_its_metrics_and_checkpoints(train: Train) -> None:
@@ -83,18 +78,6 @@ def test_the_loss_falls(train: Train) -> None:
     records = read_records(train("--optim.lr", "1e-2", "--steps", "60") / "metrics.jsonl")
     losses = [record.metrics["train/bits_per_token"] for record in records if "train/bits_per_token" in record.metrics]
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
-
-
-def forget(folder: Path, *steps: int) -> None:
-    """Remove checkpoints, as if the run had been killed before it made them."""
-    for step in steps:
-        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
-
-
-def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Every metric at its step, but for the speed."""
-    records = read_records(folder / "metrics.jsonl")
-    return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
