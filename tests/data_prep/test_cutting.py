@@ -14,8 +14,8 @@ from data_prep.documents import CorpusError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, Tokenizer
 from pipelines.prepare import PrepareConfig, prepare
-from tests.pipelines.test_generate import byte_pairs
 from tests.small_corpus import contents, words
+from tests.small_tokenizers import byte_pairs
 
 
 @pytest.fixture

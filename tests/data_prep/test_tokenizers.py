@@ -40,6 +40,7 @@ from pipelines.terminal.output import lines
 from pipelines.training.scoring import score_of
 from tests.shared_data import need
 from tests.small_corpus import contents
+from tests.small_tokenizers import SPECIAL, moves_tokenizer, with_special_tokens
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
 
@@ -222,16 +223,6 @@ def test_released_model_is_read_as_it_is() -> None:
     assert not is_lossless(tokenizer, [text])  # its own normalization turns a newline into a space
 
 
-MOVES = ["e2e4", "e7e5", "g1f3", "b8c6", "f1b5"]
-
-
-def moves_tokenizer() -> RustTokenizer:
-    """Chess moves as words, and no unknown token."""
-    tokenizer = RustTokenizer(models.WordLevel({move: i for i, move in enumerate(MOVES)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
-    return tokenizer
-
-
 def bases_tokenizer() -> RustTokenizer:
     """Four letters and a pair of them; it drops every other character."""
     tokenizer = RustTokenizer(models.BPE({"A": 0, "C": 1, "G": 2, "T": 3, "GA": 4}, [("G", "A")]))
@@ -302,30 +293,6 @@ def test_a_model_that_refuses_a_word_says_which(kind: str) -> None:
     assert ours.encode("abc ab").tolist() == tokenizer.encode("abc ab").ids
     with pytest.raises(TokenizerError, match=f"tokenizer {kind} has no token for 'abx', and none for unknown words"):
         ours.encode("abc abx ab")
-
-
-SPECIAL = ["<pad>", "</s>", "<unk>"]
-LETTERS = dict.fromkeys("<>/spadunkxé▁", -5.0) | {"</": -3.0, "▁x": -4.0}
-
-
-def with_special_tokens(kind: str, decoder: bool = True) -> RustTokenizer:
-    """A tokenizer of a kind whose model has three special tokens in its vocabulary."""
-    words = [*SPECIAL, "</", "x", "s", "s>", *LETTERS]
-    vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    made = {
-        "unigram": lambda: models.Unigram([*((name, 0.0) for name in SPECIAL), *LETTERS.items()], unk_id=2),
-        "words": lambda: models.WordLevel(vocab, unk_token="<unk>"),
-        "pieces": lambda: models.WordPiece(vocab | {f"##{c}": 90 + i for i, c in enumerate("/s>padunk")}, unk_token="<unk>"),  # type: ignore[call-arg]
-        "merges": lambda: models.BPE(vocab, [("<", "/"), ("s", ">"), ("</", "s>")], unk_token="<unk>"),
-        "whole words": lambda: models.BPE(vocab, [("<", "/")], unk_token="<unk>", ignore_merges=True),
-    }  # fmt: skip
-    tokenizer = RustTokenizer(made[kind]())
-    blanks = pre_tokenizers.Metaspace() if kind == "unigram" else pre_tokenizers.WhitespaceSplit()
-    tokenizer.pre_tokenizer = blanks  # type: ignore[assignment]
-    if decoder:
-        tokenizer.decoder = {"unigram": decoders.Metaspace(), "pieces": decoders.WordPiece()}.get(kind)  # type: ignore[assignment]
-    tokenizer.add_special_tokens(SPECIAL)  # type: ignore[arg-type]
-    return tokenizer
 
 
 @pytest.mark.parametrize("kind", ["unigram", "merges"])

@@ -34,8 +34,8 @@ from pipelines import export, generate
 from pipelines.inference import to_transformers
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.train import main as train
-from tests.data_prep.test_tokenizers import with_special_tokens
 from tests.small_corpus import words
+from tests.small_tokenizers import with_special_tokens
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.llama.modeling_llama")

@@ -25,7 +25,6 @@ from common.errors import UserError
 from common.lock import Locked, file_lock
 from data_prep.tokenizers import (
     BytesTokenizer,
-    GPT2Tokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
     Tokenizer,
@@ -37,9 +36,9 @@ from pipelines.checkpoints.checkpoint import CheckpointError
 from pipelines.generate import GenerateConfig, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
-from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer, with_special_tokens
 from tests.shared_data import need
 from tests.small_corpus import contents, words
+from tests.small_tokenizers import MOVES, byte_pairs, moves_tokenizer, with_special_tokens
 
 
 @pytest.fixture
@@ -136,23 +135,6 @@ def sentencepiece(folder: Path, kind: str) -> Tokenizer:
         sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=300, minloglevel=2, hard_vocab_limit=False
     )
     return SentencePieceTokenizer(Path(prefix + ".model").read_bytes(), "other.model")
-
-
-def byte_pairs(kind: str) -> Tokenizer:
-    """GPT-2's kind of tokenizer, from its two files or from a tokenizer.json with other rules."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "hugging-face")  # type: ignore[assignment]
-    trained.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    options: Any = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "show_progress": False}
-    special = [AddedToken("<|endoftext|>", special=True)]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, **options)
-    trained.train_from_iterator(words("train", 3000).splitlines(), trainer)
-    if kind == "hugging-face":
-        return HuggingFaceTokenizer(trained.to_str().encode())
-    model = json.loads(trained.to_str())["model"]
-    return GPT2Tokenizer(model["vocab"], [tuple(pair) for pair in model["merges"]])
 
 
 def made(kind: str, folder: Path) -> Tokenizer:

@@ -29,8 +29,8 @@ from studies.token_comparison import TokenComparison
 from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.tokens import main
 from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
-from tests.data_prep.test_tokenizers import MOVES, moves_tokenizer
 from tests.mlflow_server import Server
+from tests.small_tokenizers import MOVES, moves_tokenizer
 
 WRITE = writing_of(BytesTokenizer())
 
