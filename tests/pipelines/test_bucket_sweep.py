@@ -22,7 +22,7 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster import ray_session as session
 from pipelines.reports.sweep_result import read_sweep
 from pipelines.sweeps import run_sweep
-from tests.pipelines.test_sweep import ASHA, Here, Killed, ends, results
+from tests.ray_sweeps import ASHA, Here, Killed, ends, results
 from tests.s3_server import publish
 from tests.small_runs import SMALLEST
 

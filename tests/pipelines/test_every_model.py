@@ -20,7 +20,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.inference.trained import find_checkpoint
 from pipelines.reports.sweep_report import report_sweep
 from tests.pipelines.test_processes import FAMILY
-from tests.pipelines.test_sweep import Here
+from tests.ray_sweeps import Here
 from tests.small_corpus import contents
 from tests.small_runs import curve, forget, without_run_name
 

@@ -26,7 +26,7 @@ from pipelines.inference.trained import config_of, find_checkpoint, load
 from pipelines.reports.sweep_report import report_sweep
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
-from tests.pipelines.test_sweep import Here
+from tests.ray_sweeps import Here
 from tests.small_corpus import contents
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.

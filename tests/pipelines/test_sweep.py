@@ -38,12 +38,10 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial, read_sweep, read_trial
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.capacity import TrialCapacity
-from pipelines.sweeps.checks import read_and_check
 from pipelines.sweeps.command import read_command
 from pipelines.sweeps.offering import QueueSearcher
-from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
-from pipelines.sweeps.running import Done, conclude, run_trials
+from pipelines.sweeps.running import conclude
 from pipelines.sweeps.scheduling import Keys, RecordedScheduler
 from pipelines.sweeps.sweep import BUDGET, Budget, Sweep
 from pipelines.sweeps.tracking import SweepTracking
@@ -52,46 +50,11 @@ from pipelines.sweeps.trial_loop import outcome_of
 from pipelines.sweeps.tuner import Watch
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
+from tests.ray_sweeps import ASHA, Here, Killed, ends, results
 from tests.small_corpus import contents
 from tests.small_runs import TINY
 from tests.tune_spaces.test_named import OWN
-from tune_spaces.drawing import METRIC, Searcher, fields
-
-
-class Killed(Exception):
-    """The driver dies: what it has not written is lost."""
-
-
-class Mortal(SweepRecord):
-    """A record whose driver dies instead of writing down a metric, after so many new ones."""
-
-    left = -1
-
-    def add(self, trial: Trial, step: int, value: float, decision: str, by: str = "") -> None:
-        if self.left == 0:
-            raise Killed
-        self.left -= 1
-        super().add(trial, step, value, decision, by)
-
-
-class Here:
-    """A sweep in the tests' Ray session, as pipelines.tune runs it; one trial at a time unless the words say more."""
-
-    def __init__(self, words: list[str]) -> None:
-        self.config, self.domains = read_and_check(words)
-        self.sweep = Sweep(self.config, fields(self.domains))
-        if not open_or_plan(self.sweep, self.domains):
-            self.sweep.write_plan("command")
-
-    def done(self, kill_after: int = -1) -> Done:
-        record = Mortal(self.sweep)
-        record.left = kill_after
-        return run_trials(record, self.domains, TrialCapacity(self.config), "command")
-
-    def run(self, kill_after: int = -1) -> Sweep:
-        self.done(kill_after)
-        return self.sweep
-
+from tune_spaces.drawing import METRIC, Searcher
 
 Make = Callable[..., Here]
 
@@ -106,24 +69,10 @@ def here(store: Path, tmp_path: Path) -> Make:
 
 
 GRID = ("optim.lr=1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--model.dropout", "0")
-ASHA = ("optim.lr=1e-7,1e-6,3e-3,1e-2", "--search", "grid", "--validate-every", "2", "--rung-tokens", "512")
 PAUSING = ("--validate-every", "5", "--num-cpus", "4", "--placement.cpus", "3")
 """One trial at a time, so that all share one actor."""
 PBT = ("optim.lr=1e-7..1e-2", "--scheduler", "pbt", "--num-samples", "3", *PAUSING)
 OPTUNA = ("lr", "--search", "optuna", "--scheduler", "none", "--num-samples", "3", "--steps", "10")
-
-
-def ends(sweep: Sweep) -> list[Any]:
-    """What a sweep has come to, by its files."""
-    paths = [sweep.folder / "trials" / name / "trial.json" for name in sweep.trials]
-    saved = [json.loads(path.read_text()) for path in paths]
-    return [[trial[key] for key in ("id", "values", "status", "steps", "best", "last", "reason")] for trial in saved]
-
-
-def results(sweep: Sweep) -> list[tuple[str, int, float, str]]:
-    """Each metric that counted, and what was decided."""
-    told = [event for event in sweep.events() if event["event"] == "result"]
-    return [(event["trial"], event["step"], event["value"], event["decision"]) for event in told]
 
 
 @pytest.mark.ray
