@@ -18,7 +18,7 @@ from pipelines.reports.sweep_findings import against_baseline
 from pipelines.reports.sweep_result import MetricPoint, SweepResult, TrialResult
 from pipelines.tracking.chance import edges_of, paired
 from pipelines.tracking.score import Score
-from tests.pipelines.test_report import REC, SLIDE
+from tests.small_evaluations import REC, SLIDE
 
 BIT = math.log(2)
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pipelines.reports.evaluation import write_report
 from pipelines.reports.frontier import Spot, pareto, perplexity_of, plot_frontier
 from pipelines.reports.sweep_report import report_sweep
-from tests.pipelines.test_report import REC, SLIDE, write_report
+from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
 
 
