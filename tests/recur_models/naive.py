@@ -39,7 +39,7 @@ def project(p: dict[str, Tensor], x: Tensor, heads: int, cross: bool) -> list[Te
     return [*out, unit(q2[0]) * p["cross_scale_H"].abs()[:, None, None]] if cross else out
 
 
-def under(p: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under(p: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
 

@@ -21,7 +21,7 @@ from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.mixers import MIXERS, MixerName, MixersConfig
 from tests.recur_models.conftest import small_configs
-from tests.recur_models.test_hf import text, wrap
+from tests.recur_models.small_exports import text, wrap
 
 LENGTH = 15  # three blocks and a part of one
 

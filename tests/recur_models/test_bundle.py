@@ -19,7 +19,7 @@ from recur_models import MODELS, ModelConfig
 from recur_models.bundle import PACKAGES, flat, write_modules
 from recur_models.hf import ThroughlineTokenizer
 from tests.recur_models.conftest import SIZE
-from tests.recur_models.test_hf import representatives, text, wrap
+from tests.recur_models.small_exports import representatives, text, wrap
 
 ELSEWHERE = """
 import json, sys

@@ -7,7 +7,7 @@ import torch
 
 from recur_models import ModelConfig
 from recur_models.decoding import DecodingState, IncrementalDecoder, RecomputeDecoder, begin, compact, read
-from tests.recur_models.test_models import build, tokens
+from tests.recur_models.small_models import build, tokens
 
 
 @pytest.fixture(params=["fastest", "rereading"])

@@ -17,7 +17,7 @@ from recur_models.llama import LlamaConfig
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.mixers import MixersConfig
 from tests.recur_models.conftest import small_configs
-from tests.recur_models.test_models import build, fresh_at, tokens
+from tests.recur_models.small_models import build, fresh_at, tokens
 
 
 def dropping(config: ModelConfig, rate: float = 0.3) -> ModelConfig:

@@ -23,7 +23,7 @@ from recur_models.lstm import LSTMLayer
 from recur_models.pretrained_recurrence import Recurrence
 from recur_models.protocol import RECURRENT, kind_of
 from tests.recur_models.conftest import SIZE
-from tests.recur_models.test_models import build, tokens
+from tests.recur_models.small_models import build, tokens
 
 
 def metrics(model: RecurrentModel, blocks: int = 3) -> tuple[dict[str, float], str | None]:

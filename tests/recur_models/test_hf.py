@@ -22,21 +22,8 @@ from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
 from tests.recur_models.conftest import SIZE, small_configs
-from tests.recur_models.test_models import VOCAB, build, tokens
-
-BOD = VOCAB - 1
-
-
-def wrap(config: ModelConfig) -> Any:
-    model = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
-    model.model.load_state_dict(build(config).state_dict())
-    return model
-
-
-def representatives() -> dict[str, ModelConfig]:
-    """One config of each model, and another of the recurrent one; that decoding is right for all, test_decoding.py says."""
-    configs = small_configs()
-    return {config.name: config for config in configs.values()} | {"rec-other": configs["rec-lstm-dual-meliad"]}
+from tests.recur_models.small_exports import BOD, representatives, text, wrap
+from tests.recur_models.small_models import VOCAB
 
 
 @pytest.fixture(params=representatives().items(), ids=lambda item: item[0])
@@ -47,13 +34,6 @@ def config(request: pytest.FixtureRequest) -> ModelConfig:
 @pytest.fixture
 def model(config: ModelConfig) -> Any:
     return wrap(config)
-
-
-def text(lanes: int, length: int) -> torch.Tensor:
-    """Begin-of-document, then other ids."""
-    ids = tokens(lanes, length) % BOD
-    ids[:, 0] = BOD
-    return ids
 
 
 def greedy(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -20,8 +20,8 @@ from recur_models.protocol import RecurrentModel
 from recur_models.sliding_window import SlideConfig
 from recur_models.vanilla import VanillaConfig, VanillaTransformer
 from tests.recur_models.conftest import SIZE
-from tests.recur_models.test_hf import representatives, text, wrap
-from tests.recur_models.test_models import VOCAB
+from tests.recur_models.small_exports import representatives, text, wrap
+from tests.recur_models.small_models import VOCAB
 
 LENGTH = 15  # three blocks and a part of one
 CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from recur_models.block_recurrent import RecConfig
 from recur_models.meliad import config_from_params, model_from_params, state_dict_from_params, state_from_arrays
 from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
+from tests.recur_models.naive import under
 from tests.shared_data import need
 
 ORACLES: dict[str, tuple[type[WindowedConfig], int]] = {
@@ -20,10 +21,6 @@ ORACLES: dict[str, tuple[type[WindowedConfig], int]] = {
     "xl_norec": (XLConfig, 32),
 }
 """The config, and its window in tokens; a segment is 32, so that xl's is one window long as its authors have it."""
-
-
-def under(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ import torch
 from recur_models import memorizing
 from recur_models.memorizing import MemorizingConfig, nearest_keys, recall
 from tests.recur_models.conftest import SIZE
-from tests.recur_models.test_models import build, fresh_at, tokens
+from tests.recur_models.small_models import build, fresh_at, tokens
 
 CONFIG = MemorizingConfig(**SIZE, memory=12, memory_layer=2, top_k=5)
 RING = ("layers.1.memory_keys", "layers.1.memory_values")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from recur_models import ARMTConfig, RMTConfig
 from recur_models.association import Association
 from tests.recur_models.conftest import small_configs
-from tests.recur_models.test_models import build, fresh_at, gradients, restated, tokens
+from tests.recur_models.small_models import build, fresh_at, gradients, restated, tokens
 
 NAMES = ("rmt", "armt")
 

@@ -11,62 +11,16 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kept import kept_bytes
-from recur_models import IGNORED, ModelConfig, Recompute, RecurrentModel, detach
+from recur_models import IGNORED, ModelConfig, Recompute, detach
 from recur_models.block_recurrent import RecConfig
 from recur_models.losses import hidden_states
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.memory_tokens import ARMTConfig
 from recur_models.mixers import MixersConfig
-from recur_models.sliding_window import SlideConfig, WindowedConfig, XLConfig
+from recur_models.sliding_window import SlideConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
-from tests.recur_models.naive import Masks, Naive, NaiveVanilla
-from tests.recur_models.naive_core import OF_NAME
-from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
-from tests.recur_models.naive_memory_tokens import NaiveARMT, NaiveRMT
-from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
-
-VOCAB = 31
-
-
-BEGIN_AT_ZERO = ("association.value.weight", "first_DR", "norm_bias_Z")
-"""Parameters that do nothing before training."""
-
-
-def build(config: ModelConfig, seed: int = 0) -> RecurrentModel:
-    torch.manual_seed(seed)
-    model = config.build(VOCAB)
-    with torch.no_grad():  # scales and norms away from one, so that their place in the equations matters
-        for name, parameter in model.named_parameters():
-            if name.endswith(("scale", "scale_H", "scale_Z")):
-                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
-            if name.endswith(("gate_H", "memory_weights_L", "layer_weights_L", "key_D")):
-                parameter.add_(torch.randn_like(parameter))
-            if name.endswith(BEGIN_AT_ZERO) or (name.startswith("recurrence.steps") and not parameter.any()):
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            if name.endswith(("norm.weight", "norm.bias", "ln_1.weight", "ln_1.bias")):
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def tokens(lanes: int, length: int, seed: int = 1) -> torch.Tensor:
-    return torch.randint(VOCAB, (lanes, length), generator=torch.Generator().manual_seed(seed))
-
-
-def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
-    fresh = torch.zeros(lanes, blocks, dtype=torch.bool)
-    fresh[:, 0] = True
-    for lane, block in starts:
-        fresh[lane, block] = True
-    return fresh
-
-
-def restated(config: ModelConfig) -> Any:
-    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
-    recurrent = {f"{name}-rec": kind for name, kind in decoders.items()}
-    tokens = {"rmt": NaiveRMT, "armt": NaiveARMT}
-    own = {**OF_NAME, **decoders, **recurrent, **tokens, "mixers": NaiveMixers, "mamba2": NaiveMamba2}.get(config.name)
-    return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
+from tests.recur_models.naive import Masks
+from tests.recur_models.small_models import VOCAB, build, fresh_at, gradients, kept, restated, tokens
 
 
 @pytest.mark.parametrize("config", small_configs().values(), ids=small_configs())
@@ -219,16 +173,6 @@ def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig)
     assert without == []
 
 
-def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:
-    """Gradients of the summed nats over segments of ``blocks`` blocks, with State ``cut`` from the graph between them."""
-    state, total = model.initial_state(len(text)), torch.zeros(())
-    for segment in text.split(blocks * model.block, dim=1):
-        nats, state = model(segment, detach(state) if cut else state, None, segment)
-        total = total + nats.sum()
-    total.backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
 @pytest.mark.parametrize("recompute", ["layer", "block"])
 def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute) -> None:
     if recompute not in config.recomputes:
@@ -249,12 +193,6 @@ def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute
         torch.testing.assert_close(state_again[name], state[name], rtol=1e-5, atol=1e-5)
     for name in grads:
         torch.testing.assert_close(grads_again[name], grads[name], rtol=1e-4, atol=1e-5)
-
-
-def kept(model: RecurrentModel, blocks: int) -> int:
-    """Bytes that the forward pass keeps for the backward pass."""
-    text = tokens(2, blocks * model.block)
-    return kept_bytes(lambda: model(text, model.initial_state(2), None, text))
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])

@@ -19,8 +19,8 @@ from recur_models import (
 from recur_models.core import Distances
 from recur_models.health import watch
 from recur_models.transformer_sequential import model_from_params
-from tests.recur_models.test_meliad import under
-from tests.recur_models.test_models import kept, tokens
+from tests.recur_models.naive import under
+from tests.recur_models.small_models import kept, tokens
 from tests.shared_data import need
 
 SIZE: dict[str, Any] = {"layers": 2, "d_model": 24, "heads": 2, "head_dim": 12, "mlp_dim": 40}
