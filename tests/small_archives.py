@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pyarrow as pa
+
 from data_prep.documents import SPLITS, Corpus, Document, Scanned, Skipped, scan
 
 
@@ -74,3 +76,7 @@ def put(folder: Path, files: Mapping[str, bytes | str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return folder
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.compress(data, codec="zstd", asbytes=True)

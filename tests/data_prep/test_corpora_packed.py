@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,15 +24,11 @@ from data_prep.corpora.python_source import PythonSource
 from data_prep.corpora.text import Text
 from data_prep.documents import CorpusError
 from data_prep.packing import READ, packing_of, unpacked
-from tests.small_archives import packed, put, read_all, tar, zipped
+from tests.small_archives import packed, put, read_all, tar, zipped, zstd
 
 TEXT = b"one line of text\n" * 300
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 TEX = b"\\documentclass{article}\\begin{document}text\\end{document}"
-
-
-def zstd(data: bytes) -> bytes:
-    return pa.compress(data, codec="zstd", asbytes=True)
 
 
 def lzma_alone(data: bytes) -> bytes:

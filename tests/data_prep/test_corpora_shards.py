@@ -22,7 +22,7 @@ from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.streams import split_named
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, split_of
 from pipelines.prepare import prepare
-from tests.small_archives import put, read_all, scan_all
+from tests.small_archives import put, read_all, scan_all, zstd
 
 ROWS = [{"text": f"text {i} é\n", "key": f"k{i}", "name": f"Title {i}", "n": i} for i in range(40)]
 
@@ -33,10 +33,6 @@ def texts(items: Iterable[Document | Skipped]) -> list[str | bytes]:
 
 def jsonl(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=i % 2 == 0) + "\n" for i, row in enumerate(rows)).encode()
-
-
-def zstd(data: bytes) -> bytes:
-    return pa.compress(data, codec="zstd", asbytes=True)
 
 
 @pytest.mark.parametrize(
