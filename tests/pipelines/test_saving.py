@@ -44,6 +44,16 @@ from tests.waiting import wait_until
 Train = Callable[..., Path]
 
 
+TOKEN = "0badc0de"
+
+
+class Alone(World):
+    """One process, whose unfinished files have a name that is known beforehand."""
+
+    def broadcast_str(self, text: str) -> str:
+        return TOKEN
+
+
 class Trained:
     """A model and an optimizer with some state, saved under steps of one's choice."""
 
@@ -51,7 +61,7 @@ class Trained:
         self, root: Path, config: CheckpointConfig | None = None, bits: dict[int, float] | None = None
     ) -> None:
         self.run, self.bits = RunFolder.parse(root), bits or {}
-        self.saver = Saver(self.run, config or CheckpointConfig(keep=2, keep_best=0), World.alone(), lanes=2)
+        self.saver = Saver(self.run, config or CheckpointConfig(keep=2, keep_best=0), Alone.alone(), lanes=2)
         self.model = torch.nn.Linear(4, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.model(torch.randn(2, 4)).sum().backward()
@@ -74,7 +84,7 @@ class Trained:
 
     def obstruct(self, step: int) -> Path:
         """A file where the folder of this step's checkpoint would be made."""
-        path = self.run.folder / "checkpoints" / f".step-{step:08d}.{self.saver._token}.tmp"
+        path = self.run.folder / "checkpoints" / f".step-{step:08d}.{TOKEN}.tmp"
         path.parent.mkdir(exist_ok=True)
         path.write_text("in the way")
         return path
@@ -158,17 +168,17 @@ class TestPolicy:
 def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
     """The thread is held up while everything changes; then what it writes is compared with what was."""
     trained, gate, at_work = Trained(tmp_path), threading.Event(), threading.Event()
-    write = saving._write_file
+    write = saving.save_file
 
-    def held(path: Path, tensors: dict[str, torch.Tensor]) -> dict[str, object]:
+    def held(tensors: dict[str, torch.Tensor], path: Path) -> None:
         at_work.set()
         assert gate.wait(10)
-        return write(path, tensors)
+        write(tensors, path)
 
     expected = {name: value.clone() for name, value in trained.model.state_dict().items()}
     momentum = trained.optimizer.state_dict()["state"][0]["exp_avg"].clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saving, "_write_file", held)
+        patch.setattr(saving, "save_file", held)
         folder = trained.save(1)
         assert at_work.wait(10) and not folder.exists()  # `save` came back before anything was on the disk
         with torch.no_grad():
@@ -183,15 +193,29 @@ def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
     assert torch.equal(saved.optimizer()["state"][0]["exp_avg"], momentum)
 
 
-def test_one_save_at_a_time_and_memory_is_used_again(tmp_path: Path) -> None:
+def test_one_save_at_a_time(tmp_path: Path) -> None:
     trained = Trained(tmp_path)
     trained.save(1)
-    places = {name: copy.data_ptr() for name, copy in trained.saver._copies.items()}
     for step in range(2, 6):
         trained.save(step)
         assert steps(tmp_path)[-1] >= step - 1  # it waited for the one before
     trained.saver.close()
-    assert {name: copy.data_ptr() for name, copy in trained.saver._copies.items()} == places
+
+
+def test_memory_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[dict[str, int]] = []
+    write = saving.save_file
+
+    def noted(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        places.append({name: tensor.data_ptr() for name, tensor in tensors.items()})
+        write(tensors, path)
+
+    monkeypatch.setattr(saving, "save_file", noted)
+    trained = Trained(tmp_path)
+    for step in (1, 2):
+        trained.save(step)
+    trained.saver.close()
+    assert len(places) == 6 and places[:3] == places[3:]
 
 
 class TestFailure:
@@ -200,26 +224,22 @@ class TestFailure:
     def test_stop_raises_in_the_loop(self, tmp_path: Path) -> None:
         trained = Trained(tmp_path)
         trained.save(1)
-        trained.saver._settle()
+        trained.saver.close()
         before = contents(tmp_path)
         obstacle = trained.obstruct(2)
         trained.save(2)
-        assert trained.saver._thread
-        trained.saver._thread.join()
         with pytest.raises(SaveError, match=r"the checkpoint of step 2 could not be written .*File exists"):
-            trained.saver.check()
+            wait_until(trained.saver.check)  # as the loop asks after each step
         obstacle.unlink()
         assert contents(tmp_path) == before
 
     def test_warn_goes_on_to_the_next(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         trained = Trained(tmp_path, CheckpointConfig(on_failure="warn"))
         trained.save(1)
-        trained.saver._settle()
         trained.obstruct(2)
         trained.save(2)
-        trained.saver._settle()
+        trained.save(3)  # which waits for the one before
         trained.saver.check()
-        trained.save(3)
         trained.saver.close()
         assert steps(tmp_path) == [1, 3]
         assert "warning: the checkpoint of step 2 could not be written" in capsys.readouterr().err
@@ -243,11 +263,11 @@ class TestFailure:
     def test_whether_to_try_again_is_told_by_the_cause(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, users: bool
     ) -> None:
-        def fails(path: Path, tensors: object) -> None:
+        def fails(tensors: object, path: Path) -> None:
             raise cause
 
         trained = Trained(tmp_path)
-        monkeypatch.setattr(saving, "_write_file", fails)
+        monkeypatch.setattr(saving, "save_file", fails)
         trained.save(1)
         with pytest.raises(SaveError, match="the checkpoint of step 1 could not be written") as caught:
             trained.saver.close()
