@@ -12,9 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.memorizing import MemorizingConfig
 from tests.recur_models.conftest import small_configs
-from tests.recur_models.test_parts import SIZES
 
 VOCAB, BLOCKS = 31, 6
+# d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
+SIZES = {
+    "40M": ((512, 8, 64, 2048), 56.8, 40.4),
+    "80M": ((512, 8, 128, 4096), 96.6, 80.2),
+    "150M": ((1024, 8, 128, 4096), 193.2, 160.4),
+    "325M": ((1024, 16, 128, 8192), 352.6, 319.8),
+}
 
 
 def counted(config: ModelConfig, backward: bool = False) -> int:
@@ -73,7 +79,24 @@ def test_parameters_of_the_scaling_study(size: str) -> None:
     (d, heads, head_dim, mlp), total, without_embeddings = SIZES[size]
     cost = RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp).costs(32_000)
     assert round(cost.parameters / 1e6, 1) == total
+    # The table subtracts rounded numbers.
     assert (cost.parameters - cost.embedding_parameters) / 1e6 == pytest.approx(without_embeddings, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gate", "cell", "total"),
+    [
+        ("fixed", "dual", 201.6),
+        ("fixed", "single", 203.7),
+        ("fixed", "skip", 193.2),
+        ("lstm", "dual", 214.2),
+        ("lstm", "single", 212.1),
+        ("lstm", "skip", 197.4),
+    ],
+)
+def test_parameters_of_the_gates(gate: str, cell: str, total: float) -> None:
+    config = RecConfig(gate=gate, cell=cell)  # pyrefly: ignore
+    assert round(config.costs(32_000).parameters / 1e6, 1) == total
 
 
 def test_the_largest_model() -> None:

@@ -1,4 +1,4 @@
-"""Sizes, attention, the chunked loss and the registry."""
+"""Attention, the chunked loss and the registry."""
 
 from __future__ import annotations
 
@@ -15,51 +15,6 @@ from recur_models.block_recurrent import Cell, RecConfig
 from recur_models.gates import FixedGate
 from recur_models.layers import PositionBias, RMSNorm, attend
 from recur_models.sliding_window import SlideConfig
-
-# d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
-SIZES = {
-    "40M": ((512, 8, 64, 2048), 56.8, 40.4),
-    "80M": ((512, 8, 128, 4096), 96.6, 80.2),
-    "150M": ((1024, 8, 128, 4096), 193.2, 160.4),
-    "325M": ((1024, 16, 128, 8192), 352.6, 319.8),
-}
-
-
-def parameters(config: SlideConfig | RecConfig, vocab_size: int = 32_000) -> tuple[float, float]:
-    with torch.device("meta"):
-        model = config.build(vocab_size)
-    total = sum(p.numel() for p in model.parameters())
-    return round(total / 1e6, 1), round((total - model.embedding.weight.numel()) / 1e6, 1)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_parameter_counts_of_the_scaling_study(size: str) -> None:
-    (d, heads, head_dim, mlp), total, without_embeddings = SIZES[size]
-    config = RecConfig(d_model=d, heads=heads, head_dim=head_dim, mlp_dim=mlp)
-    ours = parameters(config)
-    assert ours[0] == total
-    assert ours[1] == pytest.approx(without_embeddings, abs=0.1)  # the table subtracts rounded numbers
-
-
-@pytest.mark.parametrize(
-    ("gate", "cell", "total"),
-    [
-        ("fixed", "dual", 201.6),
-        ("fixed", "single", 203.7),
-        ("fixed", "skip", 193.2),
-        ("lstm", "dual", 214.2),
-        ("lstm", "single", 212.1),
-        ("lstm", "skip", 197.4),
-    ],
-)
-def test_parameter_counts_of_the_gates(gate: str, cell: str, total: float) -> None:
-    assert parameters(RecConfig(gate=gate, cell=cell))[0] == total  # pyrefly: ignore
-
-
-def test_parameter_count_of_the_largest_model() -> None:
-    config = RecConfig(layers=24, recurrent_layers=(10, 20), d_model=2048, heads=16, head_dim=128, mlp_dim=8192)
-    total, without_embeddings = parameters(config)
-    assert total == 1344.9 and round(without_embeddings) == 1279
 
 
 @pytest.mark.parametrize("biased", [False, True])
