@@ -168,36 +168,53 @@ def test_unfinished_missing_and_foreign_splits(store: Path, tmp_path: Path, make
 # inspect
 
 
-def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+INSPECTED = ("--segment-length", "256", "--block", "64", "16", "--lanes", "2")
+
+
+def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    options = ["--segment-length", "256", "--block", "64", "16", "--lanes", "2", "--documents", "4"]
-    inspect.main([str(store / "text" / "train"), *options])
+    inspect.main([str(store / "text" / "train"), *INSPECTED])
     out = capsys.readouterr().out
     split = SegmentStore.open(store, "text", "train")
     parts = len(split.manifest.parts)
     assert f"6 documents in {parts} part{'s' * (parts != 1)}; skipped 1 empty" in out
     assert re.search(r"length of a document: shortest [\d,]+ tokens, 10 % [\d,]+ tokens, median [\d,]+ tokens", out)
-    assert "of the segment: document" in out and "in blocks of 64 tokens" in out
-    assert (
-        f"{split.manifest.totals.tokens:,} tokens" in out and "bytes: 257 ids with begin-of-document, lossless" in out
-    )
-    table = re.findall(r"^(at .*?)\s+(\d+\.\d+)%\s+(\d+\.\d+)%$", out, re.MULTILINE)
-    assert [row[0] for row in table] == [
-        "at every block of 64 tokens",
-        "at every block of 16 tokens",
-        "at a segment's start alone",
-    ]
-    shares = [float(row[1]) for row in table]
-    assert shares[2] < shares[0] < shares[1] <= 100
-    assert out.count("▶ step") == 4 and out.count("begins (") == 4 and "ends (" in out
-    png = tmp_path / "store-text-train-lengths.png"
-    picture = matplotlib.image.imread(png)
+    assert f"{split.manifest.totals.tokens:,} tokens" in out
+    assert "bytes: 257 ids with begin-of-document, lossless" in out
+
+
+def test_inspect_shows_that_smaller_blocks_are_filled_better(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect.main([str(store / "text" / "train"), *INSPECTED])
+    table = re.findall(r"^(at .*?)\s+(\d+\.\d+)%\s+(\d+\.\d+)%$", capsys.readouterr().out, re.MULTILINE)
+    shares = {row[0]: float(row[1]) for row in table}
+    larger, smaller, none = "at every block of 64 tokens", "at every block of 16 tokens", "at a segment's start alone"
+    assert list(shares) == [larger, smaller, none]
+    assert shares[none] < shares[larger] < shares[smaller] <= 100
+
+
+@pytest.mark.parametrize("documents", [0, 4])
+def test_inspect_shows_as_many_documents_as_it_is_asked_for(
+    store: Path, capsys: pytest.CaptureFixture[str], documents: int
+) -> None:
+    inspect.main([str(store / "text" / "train"), *INSPECTED, "--documents", str(documents)])
+    out = capsys.readouterr().out
+    assert out.count("▶ step") == out.count("begins (") == documents
+    shown = ("of the segment: document", "in blocks of 64 tokens", "ends (")
+    assert [text in out for text in shown] == [documents > 0] * 3
+
+
+def test_inspect_draws_the_lengths_beside_the_store_or_where_it_is_told(store: Path, tmp_path: Path) -> None:
+    inspect.main([str(store / "text" / "train"), *INSPECTED])
+    picture = matplotlib.image.imread(tmp_path / "store-text-train-lengths.png")
     assert picture.shape[0] > 300 and picture.std() > 0.05
     assert faults(store / "text" / "train") == []  # the picture is not in the store
+    inspect.main([str(store / "text" / "test"), *INSPECTED, "--png", str(tmp_path / "a" / "b.png")])
+    assert (tmp_path / "a" / "b.png").exists()
+
+
+def test_inspect_refuses_a_store_of_several_splits(store: Path) -> None:
     with pytest.raises(StoreError, match=r"text is not a split but contains splits: name one, such as .*text/test"):
         inspect.main([str(store / "text")])
-    inspect.main([str(store / "text" / "test"), *options, "--documents", "0", "--png", str(tmp_path / "a" / "b.png")])
-    assert (tmp_path / "a" / "b.png").exists() and "▶" not in capsys.readouterr().out
 
 
 def test_the_picture_of_a_store_that_is_read_only_goes_to_the_working_directory(
