@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 import recur_models.hf  # noqa: F401  (registers the models)
+from benchmarks.killing import make_store
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.registering import register_best
 from pipelines.presets import PRESETS
 from pipelines.reports.comparison import compare, rows
 from pipelines.reports.finished_runs import collect
 from pipelines.tracking import Tracker
+from pipelines.train import main as train_run
 from tests.mlflow_server import Server
-from tests.small_runs import forget
+from tests.small_runs import TINY, forget
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -93,81 +95,146 @@ def bits_per_token(folder: Path, texts: list[str]) -> float:
     return nats / math.log(2) / tokens
 
 
-@pytest.mark.long
-def test_a_sweep_and_its_trials(server: Server, train: Callable[..., Path], tmp_path: Path, text_folder: Path) -> None:
-    where = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.experiment", "notebook")
-    words = (*where, "--tracking.system-metrics", "off", "--validate-tokens", "0", "--checkpoint.keep", "2")
-    sweep = tmp_path / "runs/sweep"
+@dataclass(frozen=True)
+class Notebook:
+    """A sweep of two trials, the first of which was resumed, and a run alone, resumed in a folder without its record."""
+
+    server: Server
+    root: Path
+    """Where the runs' folders are."""
+    texts: Path
+    """The corpus of the runs: a folder for each split."""
+    tracking: TrackingConfig
+    parent: str
+    """The sweep's id in MLflow."""
+    runs: dict[str, dict[str, Any]]
+    """MLflow's runs by name."""
+
+    def logged(self, name: str) -> dict[tuple[str, int], float]:
+        """The values of a run's metrics.jsonl, by metric and step; of a step that was logged twice, the first."""
+        read = lines(self.root / name)[::-1]
+        return {(key, line["step"]): value for line in read for key, value in line["metrics"].items()}
+
+    def validations(self, name: str) -> dict[int, dict[str, float]]:
+        """The metrics of a run's models, by step."""
+        models = models_of(self.server, self.runs[name])
+        return {
+            step: {m["key"]: m["value"] for m in model["data"].get("metrics", [])} for step, model in models.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def notebook(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Notebook:
+    folder = tmp_path_factory.mktemp("notebook")
+    store, root = make_store(folder), folder / "runs"
     tracking = TrackingConfig(uri=server.uri, experiment="notebook", system_metrics="off")
-    parent = Tracker.start(tracking, tmp_path / "runs", sweep, "sweep", {"space": "lr"}, {"stage": "sweep"})
+    parent = Tracker.start(tracking, root, root / "sweep", "sweep", {"space": "lr"}, {"stage": "sweep"})
     wait_until(lambda: parent.run_id)
-    parent_id = parent.run_id or ""
-    trials = [
-        train(*words, "--tracking.parent", parent_id, "--optim.lr", lr, name=f"sweep/trials/{number}")
-        for number, lr in enumerate(("1e-3", "1e-2"))
+    where = [
+        "--data.store",
+        str(store),
+        "--root",
+        str(root),
+        "--tracking.backend",
+        "mlflow",
+        "--tracking.uri",
+        server.uri,
     ]
-    forget(trials[0], 20)  # and resumes from step 15
-    train(*words, "--tracking.parent", parent_id, "--optim.lr", "1e-3", name="sweep/trials/0")
-    alone = train(*words, name="alone")
+    where += ["--tracking.experiment", "notebook", "--tracking.system-metrics", "off"]
+
+    def train(name: str, *words: str) -> Path:
+        train_run([*TINY, *where, "--validate-tokens", "0", "--checkpoint.keep", "2", "--run", name, *words])
+        return root / name
+
+    for number, lr in enumerate(("1e-3", "1e-2")):
+        train(f"sweep/trials/{number}", "--tracking.parent", parent.run_id or "", "--optim.lr", lr)
+    forget(root / "sweep/trials/0", 20)  # and resumes from step 15
+    train("sweep/trials/0", "--tracking.parent", parent.run_id or "", "--optim.lr", "1e-3")
+    alone = train("alone")
     forget(alone, 20)
     (alone / "mlflow_run.json").unlink()  # as a folder that was copied: the checkpoint says which run it is
-    assert train(*words, name="alone") == train(*words, name="alone")  # the last of these finds nothing to do
+    train("alone")
+    train("alone")  # finds nothing to do
     parent.finish()
-
     experiment = server.call("experiments/get-by-name", experiment_name="notebook")["experiment"]["experiment_id"]
-    runs = server.post("runs/search", experiment_ids=[experiment])["runs"]
-    assert len(runs) == 4
-    children = [run for run in runs if pairs(run["data"]["tags"]).get("mlflow.parentRunId") == parent.run_id]
-    assert sorted(run["info"]["run_name"] for run in children) == ["sweep/trials/0", "sweep/trials/1"]
-    for run in runs:
-        if run["info"]["run_id"] == parent.run_id:
-            assert run["info"]["run_name"] == "sweep"
-            continue
-        folder = tmp_path / "runs" / run["info"]["run_name"]
-        assert run["info"]["status"] == "FINISHED"
-        assert pairs(run["data"]["params"]) == flat(json.loads((folder / "config.json").read_text()))
-        assert run["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "text/train"
-        logged = {(key, line["step"]): value for line in lines(folder)[::-1] for key, value in line["metrics"].items()}
-        names = {key for key, _ in logged}
-        assert {metric["key"] for metric in run["data"]["metrics"]} == names
-        for name in names:
-            points = server.points(run["info"]["run_id"], name)
-            assert Counter(p["step"] for p in points) == Counter(step for key, step in logged if key == name), name
-            if "per_second" not in name:
-                assert all(point["value"] == logged[name, point["step"]] for point in points), name
+    found = server.post("runs/search", experiment_ids=[experiment])["runs"]
+    runs = {run["info"]["run_name"]: run for run in found}
+    assert len(runs) == len(found), "two runs of one name"
+    return Notebook(server, root, folder / "text", tracking, parent.run_id or "", runs)
 
-        models = models_of(server, run)
-        assert sorted(models) == [5, 10, 15, 20]
-        assert {(o["model_id"], int(o["step"])) for o in run["outputs"]["model_outputs"]} == {
-            (model["info"]["model_id"], step) for step, model in models.items()
-        }
-        for step, model in models.items():
-            metrics = {m["key"]: m["value"] for m in model["data"].get("metrics", [])}
-            expected = {key: v for (key, at), v in logged.items() if at == step and key.startswith("validation/")}
-            assert metrics == expected and model["info"]["status"] == "LOGGED_MODEL_READY"
-            assert pairs(model["info"]["tags"])["checkpoint"].endswith(f"step-{step:08d}")
 
-    by_id = {run["info"]["run_name"]: run["info"]["run_id"] for run in runs}
-    found = collect([by_id["alone"], parent_id, str(alone), *map(str, trials)], tracking, tmp_path, every_trial=True)
+TRIALS = ["sweep/trials/0", "sweep/trials/1"]
+
+
+@pytest.mark.long
+def test_a_sweeps_trials_are_its_children(notebook: Notebook) -> None:
+    assert sorted(notebook.runs) == ["alone", "sweep", *TRIALS]
+    parents = {name: pairs(run["data"]["tags"]).get("mlflow.parentRunId") for name, run in notebook.runs.items()}
+    assert parents == dict.fromkeys(("alone", "sweep")) | dict.fromkeys(TRIALS, notebook.parent)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["alone", *TRIALS])
+def test_a_run_has_its_config_its_data_and_every_metric_once(notebook: Notebook, name: str) -> None:
+    run, logged = notebook.runs[name], notebook.logged(name)
+    assert run["info"]["status"] == "FINISHED"
+    assert pairs(run["data"]["params"]) == flat(json.loads((notebook.root / name / "config.json").read_text()))
+    assert run["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "text/train"
+    assert {metric["key"] for metric in run["data"]["metrics"]} == {key for key, _ in logged}
+    for metric in {key for key, _ in logged}:
+        points = notebook.server.points(run["info"]["run_id"], metric)
+        assert Counter(p["step"] for p in points) == Counter(step for key, step in logged if key == metric), metric
+        if "per_second" not in metric:
+            assert all(point["value"] == logged[metric, point["step"]] for point in points), metric
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["alone", *TRIALS])
+def test_each_checkpoint_is_a_model_with_its_validation(notebook: Notebook, name: str) -> None:
+    run, logged = notebook.runs[name], notebook.logged(name)
+    models = models_of(notebook.server, run)
+    assert sorted(models) == [5, 10, 15, 20]
+    assert {(o["model_id"], int(o["step"])) for o in run["outputs"]["model_outputs"]} == {
+        (model["info"]["model_id"], step) for step, model in models.items()
+    }
+    for step, metrics in notebook.validations(name).items():
+        assert metrics == {key: v for (key, at), v in logged.items() if at == step and key.startswith("validation/")}
+    for step, model in models.items():
+        assert model["info"]["status"] == "LOGGED_MODEL_READY"
+        assert pairs(model["info"]["tags"])["checkpoint"].endswith(f"step-{step:08d}")
+
+
+@pytest.mark.long
+def test_runs_compare_alike_by_mlflow_and_by_folder(notebook: Notebook, tmp_path: Path) -> None:
+    folders = [str(notebook.root / name) for name in ("alone", *TRIALS)]
+    asked = [notebook.runs["alone"]["info"]["run_id"], notebook.parent, *folders]
+    found = collect(asked, notebook.tracking, tmp_path, every_trial=True)
     table = sorted(
         (row["run"].partition(" ")[0], row["parameters"], row["tokens"], row["best_bits_per_token"], row["flops"])
         for row in rows(compare(found))
     )
     assert len(table) == 6 and table[::2] == table[1::2] and {run.tokenizer for run in found} == {found[0].tokenizer}
-    with pytest.raises(ValueError, match="has no run 0000"):
-        collect(["0" * 32], tracking, tmp_path, every_trial=False)
 
-    version = server.call("registered-models/alias", name="alone", alias="best")["model_version"]
-    (run,) = [run for run in runs if run["info"]["run_name"] == "alone"]
-    models = models_of(server, run)
-    metrics = {step: {m["key"]: m["value"] for m in model["data"].get("metrics", [])} for step, model in models.items()}
-    best = min((10, 20), key=lambda step: metrics[step]["validation/bits_per_token"])
-    assert version["source"] == f"models:/{models[best]['info']['model_id']}"
+
+@pytest.mark.long
+def test_a_run_that_mlflow_has_not_is_refused(notebook: Notebook, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no run 0000"):
+        collect(["0" * 32], notebook.tracking, tmp_path, every_trial=False)
+
+
+@pytest.mark.long
+def test_the_best_checkpoint_is_registered_and_transformers_opens_it(notebook: Notebook, tmp_path: Path) -> None:
+    version = notebook.server.call("registered-models/alias", name="alone", alias="best")["model_version"]
+    run, validations = notebook.runs["alone"], notebook.validations("alone")
+    best = min((10, 20), key=lambda step: validations[step]["validation/bits_per_token"])
+    model = models_of(notebook.server, run)[best]
+    assert version["source"] == f"models:/{model['info']['model_id']}"
     assert version["version"] == "1" and version["run_id"] == run["info"]["run_id"]
-    exported = download(server.uri, "models:/alone@best", tmp_path / "downloaded")
-    texts = [path.read_bytes().decode() for path in sorted((text_folder / "validation").iterdir())]
-    assert bits_per_token(exported, texts) == pytest.approx(metrics[best]["validation/bits_per_token"], abs=1e-6)
-    assert not (alone / ".exported").exists()
+    exported = download(notebook.server.uri, "models:/alone@best", tmp_path / "downloaded")
+    texts = [path.read_bytes().decode() for path in sorted((notebook.texts / "validation").iterdir())]
+    expected = validations[best]["validation/bits_per_token"]
+    assert bits_per_token(exported, texts) == pytest.approx(expected, abs=1e-6)
+    assert not (notebook.root / "alone" / ".exported").exists()
 
 
 def test_the_best_trial_is_that_of_the_sweeps_own_metric(server: Server, tmp_path: Path) -> None:
@@ -196,8 +263,10 @@ MANY = """
 import sys
 from multiprocessing import get_context
 from pathlib import Path
+from benchmarks.killing import make_store
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker
+from pipelines.train import main as train_run
 from pipelines.tracking.client import load_mlflow
 root, server, *names = sys.argv[1:]
 places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", server)]
