@@ -37,19 +37,32 @@ def test_a_run_may_go_on_elsewhere() -> None:
     check_resumable(to_json(config), moved, Path("runs/mine"))
 
 
-def test_how_many_trials_machines_hold() -> None:
-    small, large = {"CPU": 3.0}, {"CPU": 8.0, "GPU": 1.0}
-    assert trials_at_once([small, large], {"CPU": 1}, 2, apart=False) == 5
-    assert (
-        trials_at_once([small, large], {"CPU": 2}, 1, apart=False) == 5
-    )  # not 11 // 2: a worker stands on one machine
-    assert trials_at_once([small, large], {"CPU": 4}, 3, apart=False) == 0
-    assert trials_at_once([{"CPU": 0.3}], {"CPU": 0.1}, 1, apart=False) == 3
-    assert trials_at_once([small, large], {"CPU": 1, "GPU": 0.5}, 1, apart=False) == 2
-    assert trials_at_once([small, large], {"CPU": 1, "fast": 0.001}, 1, apart=False) == 0
-    assert trials_at_once([small, large, large], {"CPU": 1}, 2, apart=True) == 9  # 3 + 8 + 8, in pairs apart
-    assert trials_at_once([small, large], {"CPU": 1}, 2, apart=True) == 3
-    assert trials_at_once([large], {"CPU": 1}, 2, apart=True) == 0
+SMALL, LARGE = {"CPU": 3.0}, {"CPU": 8.0, "GPU": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("machines", "worker", "workers", "trials"),
+    [
+        ([SMALL, LARGE], {"CPU": 1}, 2, 5),
+        ([SMALL, LARGE], {"CPU": 2}, 1, 5),  # not 11 // 2: a worker stands on one machine
+        ([SMALL, LARGE], {"CPU": 4}, 3, 0),
+        ([{"CPU": 0.3}], {"CPU": 0.1}, 1, 3),
+        ([SMALL, LARGE], {"CPU": 1, "GPU": 0.5}, 1, 2),
+        ([SMALL, LARGE], {"CPU": 1, "fast": 0.001}, 1, 0),
+    ],
+)
+def test_machines_hold_trials_whose_workers_have_room(
+    machines: list[dict[str, float]], worker: dict[str, float], workers: int, trials: int
+) -> None:
+    assert trials_at_once(machines, worker, workers, apart=False) == trials
+
+
+@pytest.mark.parametrize(
+    ("machines", "trials"),
+    [([SMALL, LARGE, LARGE], 9), ([SMALL, LARGE], 3), ([LARGE], 0)],  # 9: 3 + 8 + 8, in pairs apart
+)
+def test_machines_hold_trials_whose_two_workers_stand_apart(machines: list[dict[str, float]], trials: int) -> None:
+    assert trials_at_once(machines, {"CPU": 1}, 2, apart=True) == trials
 
 
 @pytest.mark.ray
