@@ -81,26 +81,45 @@ def test_a_signal_stops_the_stage_which_saves_and_the_same_command_goes_on(text_
     assert list((tmp_path / "runs/small-rec/checkpoints").glob("step-*"))
 
 
-def test_the_stages_of_a_comparison_and_of_a_sweep() -> None:
+SWEPT = PipelineConfig(
+    "demo-rec", tune="lr", tune_set=("num_samples=4",), set=("steps=9",), root="/r", name="a"
+).located()
+
+
+def test_the_stages_of_a_comparison() -> None:
     config = PipelineConfig("demo-rec", also=("demo-slide",), tokenizer="bytes").located()
     assert [s.name for s in stages(config)] == ["prepare", "train demo-rec", "train demo-slide", "evaluate", "compare"]
-    config = PipelineConfig(
-        "demo-rec", tune="lr", tune_set=("num_samples=4",), set=("steps=9",), root="/r", name="a"
-    ).located()
-    planned = stages(config)
+
+
+def test_the_stages_of_a_sweep_train_its_winner() -> None:
+    planned = stages(SWEPT)
     assert [s.name for s in planned] == ["prepare", "tune a-demo-rec", "train a-demo-rec", "evaluate"]
     tune, train = planned[1].words, planned[2].words
     assert tune[:5] == ("lr", "--preset", "demo-rec", "--run", "a-demo-rec-sweep")
     assert tune[-4:] == ("--steps", "9", "--num_samples", "4")
     assert train[:3] == ("/r/a-demo-rec-sweep/best.json", "--run", "a-demo-rec") and train[-2:] == ("--steps", "9")
-    brief = replace(config, tune_set=("num_samples=4", "steps=3", "validate-every=2", "optim.lr=1"), set=())
-    assert stages(brief)[2].words[-4:] == ("--steps", "1000", "--validate-every", "200")  # the preset's own again
+
+
+def test_the_winner_of_a_short_sweep_trains_as_long_as_the_preset() -> None:
+    brief = replace(SWEPT, tune_set=("num_samples=4", "steps=3", "validate-every=2", "optim.lr=1"), set=())
+    assert stages(brief)[2].words[-4:] == ("--steps", "1000", "--validate-every", "200")
+
+
+def test_a_flag_is_passed_on_as_train_has_it() -> None:
     config = PipelineConfig("demo-rec", set=("model.feedback=true", "model.feedback=False")).located()
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
+
+
+def test_reports_of_two_splits_are_two_folders() -> None:
+    config = PipelineConfig("demo-rec").located()
     (tested,), (validated,) = (stages(replace(config, split=split))[2].writes for split in ("test", "validation"))
     assert (tested.name, validated.name) == ("demo-rec", "demo-rec-validation")
-    secret = replace(config, set=("tracking.uri=http://me:pw@host:5000",))  # which no checkpoint records
-    assert stages(secret)[2].argv[:2] == ["--tracking.uri", "http://me:pw@host:5000"]
+
+
+def test_a_tracking_address_with_a_password_is_passed_to_the_evaluation() -> None:
+    """No checkpoint records it."""
+    config = PipelineConfig("demo-rec", set=("tracking.uri=http://me:pw@host:5000",)).located()
+    assert stages(config)[2].argv[:2] == ["--tracking.uri", "http://me:pw@host:5000"]
 
 
 def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
