@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.dotted import with_fields
 from pipelines.config.run import check_resumable, flatten, to_json
 from pipelines.inference.trained import find_checkpoint, model_of
-from pipelines.prepare import PrepareConfig, prepare
+from pipelines.prepare import PrepareConfig, commands, prepare
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation_figures import errors_by_position
 from pipelines.sweeps.checks import check
@@ -86,59 +88,108 @@ def naive_errors(checkpoint: Checkpoint, store: SegmentStore) -> tuple[int, int]
     return wrong, labels
 
 
+@dataclass(frozen=True)
+class Runs:
+    """A run that has learned the task, and one that was stopped early."""
+
+    store: str
+    learned: Path
+    early: Path
+    shown: str
+    """What the commands printed."""
+
+    def store_of_test(self) -> SegmentStore:
+        return SegmentStore.open(self.store, "task", "test")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("labels")
+    config = replace(commands()["text"], corpus=Task(documents=30), store=str(folder / "store"))
+    prepare(replace(config, segment_length=16, num_workers=0))
+    where = ["--data.store", str(folder / "store"), "--data.corpus", "task", "--root", str(folder / "runs")]
+    with redirect_stdout(io.StringIO()) as shown:
+        main([*TINY, *where, "--run", "learned", *LEARNS])
+        main([*TINY, *where, "--run", "early", "--steps", "5"])
+    return Runs(str(folder / "store"), folder / "runs/learned", folder / "runs/early", shown.getvalue())
+
+
+alone = pytest.mark.xdist_group("runs of labels")
+"""Tests that share runs are in one process, which alone trains them."""
+
+
+@alone
 @pytest.mark.long
-def test_a_task_is_learned_scored_and_compared(
-    train: Train, task: PrepareConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    learned, early = train(*LEARNS, name="learned"), train("--steps", "5", name="early")
-    records = read_records(learned / "metrics.jsonl")
+def test_a_task_is_learned(runs: Runs) -> None:
+    records = read_records(runs.learned / "metrics.jsonl")
     assert records[0].metrics["train/error_rate"] > 0.2
     assert [r.metrics["train/error_rate"] for r in records if "train/error_rate" in r.metrics][-1] == 0
-    last = records[-1].metrics
+    last = [r.metrics for r in records if "validation/error_rate" in r.metrics][-1]
     assert last["validation/error_rate"] == 0 and last["validation/bits_per_token"] < 0.1
     assert not [key for record in records for key in record.metrics if "byte" in key]
-    assert "0.00% errors" in capsys.readouterr().out
+    assert "0.00% errors" in runs.shown
 
-    evaluate.main([str(learned), str(early), *QUIET])
+
+@alone
+@pytest.mark.long
+def test_an_evaluation_counts_labels_and_those_that_are_wrong(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate.main([str(runs.learned), str(runs.early), "--output", str(tmp_path), *QUIET])
     out = capsys.readouterr().out
     assert "bits/byte" not in out and "perplexity" not in out and "unigram" not in out and "bits per label" in out
     assert "learned is wrong in 0.00% of the labels, early in " in out
-    folder = tmp_path / "runs" / "reports" / "learned-vs-early"
-    with open(folder / "table.csv", newline="") as file:
+    with open(tmp_path / "table.csv", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    test = SegmentStore.open(task.store, "task", "test")
-    for name, run in (("learned", learned), ("early", early)):
+    test = runs.store_of_test()
+    for run in (runs.learned, runs.early):
         wrong, labels = naive_errors(find_checkpoint(run), test)
-        assert float(rows[name]["error_rate"]) == wrong / labels and labels == test.manifest.totals.labels
+        assert float(rows[run.name]["error_rate"]) == wrong / labels and labels == test.manifest.totals.labels
         assert read_records(run / "metrics.jsonl")[-1].metrics["whole_test/error_rate"] == wrong / labels
-        assert rows[name]["bits_per_byte"] == rows[name]["word_perplexity"] == ""
+        assert rows[run.name]["bits_per_byte"] == rows[run.name]["word_perplexity"] == ""
     assert float(rows["learned"]["error_rate"]) == 0 < float(rows["early"]["error_rate"])
-    carried = json.loads((folder / "report.json").read_text())["evaluations"][1]["carried"]
-    assert sum(carried["bucket_errors"]) == carried["errors"] == naive_errors(find_checkpoint(early), test)[0]
-    assert (folder / "errors.png").stat().st_size > 10_000
+    carried = json.loads((tmp_path / "report.json").read_text())["evaluations"][1]["carried"]
+    assert sum(carried["bucket_errors"]) == carried["errors"] == naive_errors(find_checkpoint(runs.early), test)[0]
+    assert (tmp_path / "errors.png").stat().st_size > 10_000
 
-    compare.main([str(learned), str(early), "--output", str(tmp_path / "compared")])
+
+@alone
+@pytest.mark.long
+def test_runs_of_labels_are_compared_by_their_error_rates(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare.main([str(runs.learned), str(runs.early), "--output", str(tmp_path)])
     assert "errors" in capsys.readouterr().out
-    records = [r for r in read_records(early / "metrics.jsonl") if "validation/error_rate" in r.metrics]
+    records = [r for r in read_records(runs.early / "metrics.jsonl") if "validation/error_rate" in r.metrics]
     fewest = min(records, key=lambda record: record.metrics["validation/error_rate"])
-    with open(tmp_path / "compared" / "comparison.csv", newline="") as file:
+    with open(tmp_path / "comparison.csv", newline="") as file:
         compared = {row["run"]: row for row in csv.DictReader(file)}
     assert float(compared["learned"]["best_error_rate"]) == 0 and "best_bits_per_byte" not in compared["learned"]
     assert float(compared["early"]["best_error_rate"]) == fewest.metrics["validation/error_rate"]
     assert int(compared["early"]["best_step"]) == fewest.step
 
+
+@alone
+@pytest.mark.long
+def test_a_model_of_labels_generates_no_text(runs: Runs) -> None:
     with pytest.raises(UserError, match="predicts labels and not the next token"):
-        generate.main([str(learned)])
-    export.main([str(learned), "--output", str(tmp_path / "exported")])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "exported")
+        generate.main([str(runs.learned)])
+
+
+@alone
+@pytest.mark.long
+def test_a_model_of_labels_is_exported_to_classify_tokens(runs: Runs, tmp_path: Path) -> None:
+    exported = tmp_path / "exported"
+    export.main([str(runs.learned), "--output", str(exported)])
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer: Any = AutoTokenizer.from_pretrained(exported)
     inputs = tokenizer("on on on off on off", return_tensors="pt")
     assert tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0, 2::3]) == "same other"
     labels = torch.tensor([[-100, -100, 2, -100, -100, 3]])  # each in the column of its symbol
     made = model(input_ids=inputs.input_ids, labels=labels)
     expected = torch.nn.functional.cross_entropy(made.logits[0], labels[0], ignore_index=-100)
     torch.testing.assert_close(made.loss, expected)
-    card = (tmp_path / "exported" / "README.md").read_text()
+    card = (exported / "README.md").read_text()
     assert "pipeline_tag: token-classification" in card and "generation" not in card
 
 
