@@ -23,3 +23,10 @@ def words(name: str, count: int) -> str:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder, by its path in it."""
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def flip(path: Path, offset: int | None = None) -> None:
+    """Change one bit of a file, in its middle unless an offset says where."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 if offset is None else offset] ^= 1
+    path.write_bytes(data)

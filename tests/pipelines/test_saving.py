@@ -38,7 +38,7 @@ from pipelines.config.run import CheckpointConfig
 from pipelines.tracking.metrics_file import MetricsFile, Record, read_records
 from pipelines.training.progress import messages_into_log, show_progress
 from pipelines.training.world import World
-from tests.small_corpus import contents
+from tests.small_corpus import contents, flip
 from tests.waiting import wait_until
 
 Train = Callable[..., Path]
@@ -125,8 +125,7 @@ class TestPolicy:
             trained.save(step)
         trained.saver.close()  # 2 and 9 are left; 9 is then damaged, and its size does not show it
         model = tmp_path / "checkpoints" / "step-00000009" / "model.safetensors"
-        data = model.read_bytes()
-        model.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        flip(model, -1)
         again = Trained(tmp_path, CheckpointConfig(keep=2, keep_best=0))
         again.save(3)
         again.saver.close()

@@ -27,6 +27,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.output import printable
 from studies import vocabulary
 from tests.shared_data import need
+from tests.small_corpus import flip
 
 
 @pytest.fixture
@@ -38,12 +39,6 @@ def store(make_config: Callable[..., PrepareConfig]) -> Path:
 
 def faults(folder: Path) -> list[str]:
     return verify_split(Place.parse(folder), lambda size: None)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
 
 
 # verify

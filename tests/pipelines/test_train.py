@@ -40,7 +40,7 @@ from pipelines.training.scoring import has_states, score_split
 from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
 from recur_models import StaircaseConfig, clear, health
-from tests.small_corpus import contents, words
+from tests.small_corpus import contents, flip, words
 from tests.small_runs import TINY, curve, forget, without_run_name
 
 Train = Callable[..., Path]
@@ -574,9 +574,7 @@ class TestRefusals:
 
     def test_a_changed_byte_in_a_part(self, train: Train, store: Path) -> None:
         part = next((store / "text" / "train").glob("part-*.arrow"))
-        data = bytearray(part.read_bytes())
-        data[len(data) // 2] ^= 1
-        part.write_bytes(data)
+        flip(part)
         with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged"):
             train("--steps", "60")
 

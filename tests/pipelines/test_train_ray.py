@@ -31,6 +31,7 @@ from pipelines.cluster.ray_train import reservations
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.ray_processes import Meanwhile, of_ray
+from tests.small_corpus import flip
 from tests.small_runs import TINY
 from tests.waiting import wait_until
 
@@ -112,9 +113,7 @@ def test_a_users_error_in_a_worker_is_one_sentence_and_no_retry(
     train: Train, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = next((store / "text" / "train").glob("part-*.arrow"))
-    data = bytearray(part.read_bytes())
-    data[len(data) // 2] ^= 1
-    part.write_bytes(data)
+    flip(part)
     with pytest.raises(ValueError, match=r"part-\d+.arrow is damaged in record batch"):
         train("--num-workers", "1", "--steps", "60")
     assert "starting again" not in capsys.readouterr().err

@@ -31,6 +31,7 @@ from studies.papers.results import Results
 from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row, Run, Table
 from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
+from tests.small_corpus import flip
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
 
@@ -464,9 +465,7 @@ def test_a_training_whose_last_checkpoint_is_damaged_is_named(
     monkeypatch.setattr(plan, "run_jobs", run_jobs)
     (run,) = (tmp_path / "one").glob("small-slide*")
     weights = max((run / "checkpoints").iterdir()) / "model.safetensors"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
+    flip(weights, -1)
     shutil.rmtree(tmp_path / "one/reports")
     where = {"root": tmp_path / "one", "store": tmp_path / "stores"}
     asked = paper.PaperConfig("mine", "table-1", **where, only=("slide",)).plan()

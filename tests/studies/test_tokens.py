@@ -30,6 +30,7 @@ from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.tokens import main
 from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
 from tests.mlflow_server import Server
+from tests.small_corpus import flip
 from tests.small_tokenizers import MOVES, moves_tokenizer
 
 WRITE = writing_of(BytesTokenizer())
@@ -217,9 +218,7 @@ def test_what_is_damaged_or_of_another_key_is_not_there(trained: Path, store: Pa
         np.memmap(nats, np.float32, "r+")[:] = 1.0
     assert TokenLosses.open(path, {"weights": "a"}) is not None
     assert TokenLosses.open(path, {"weights": "b"}) is None
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path)
     assert TokenLosses.open(path, {"weights": "a"}) is None
 
 
