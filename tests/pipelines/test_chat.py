@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
-from collections.abc import Callable
-from dataclasses import replace
+import shutil
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
 from common.errors import UserError
+from data_prep.corpora import CORPORA
 from data_prep.tokenizers import (
     BytesTokenizer,
     HuggingFaceTokenizer,
@@ -32,8 +35,9 @@ from data_prep.tokenizers import (
 from data_prep.tokenizers.chat import read_chat
 from pipelines import export, generate
 from pipelines.inference import to_transformers
-from pipelines.prepare import PrepareConfig, prepare
+from pipelines.prepare import commands, prepare
 from pipelines.train import main as train
+from tests.small_archives import put
 from tests.small_corpus import words
 from tests.small_tokenizers import with_special_tokens
 
@@ -79,12 +83,6 @@ def instruct(folder: Path) -> Any:
     return model
 
 
-def prepared(folder: Path, make_config: Callable[..., PrepareConfig]) -> str:
-    config = replace(make_config(), tokenizer=str(folder), splits=("train",))
-    prepare(config)
-    return config.store
-
-
 @pytest.mark.parametrize("token", [7, {"lstrip": False}])
 def test_a_special_token_of_another_form_is_one_sentence(token: object, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x", "bos_token": token}))
@@ -92,84 +90,122 @@ def test_a_special_token_of_another_form_is_one_sentence(token: object, tmp_path
         read_chat(tmp_path, {})
 
 
-@pytest.mark.parametrize("model", ["llama", "llama-rec"])
-def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(
-    model: str,
-    tmp_path: Path,
-    make_config: Callable[..., PrepareConfig],
-    short_documents: None,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    original = instruct(tmp_path / "instruct")
-    store = prepared(tmp_path / "instruct", make_config)
-    told = "names of its special tokens, such as <|im_end|>, are read as text"
-    assert told in " ".join(capsys.readouterr().out.split())
+@dataclass(frozen=True)
+class Chat:
+    """A run that began as an Instruct model, and its export."""
+
+    name: str
+    original: Any
+    instruct: Path
+    store: Path
+    run: Path
+    exported: Path
+    shown: str
+    """What preparing, training and exporting printed, on one line."""
+
+    def tokenizers(self) -> tuple[Any, Any]:
+        """Theirs and ours."""
+        return AutoTokenizer.from_pretrained(self.instruct), AutoTokenizer.from_pretrained(self.exported)
+
+    def prompt(self) -> Any:
+        theirs, _ = self.tokenizers()
+        return theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_tensors="pt")
+
+    def replied(self) -> torch.Tensor:
+        """MESSAGES and transformers' greedy reply, which ends before it is cut."""
+        return self.original.generate(**self.prompt(), max_new_tokens=40, do_sample=False)
+
+
+@pytest.fixture(scope="module", params=["llama", "llama-rec"])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    folder, name = tmp_path_factory.mktemp("chat"), request.param
+    original = instruct(folder / "instruct")
+    put(folder / "corpus", {f"train/{i}.txt": words(f"train{i}", size) for i, size in enumerate((90, 30, 40, 200))})
+    corpus = CORPORA["text"](source=str(folder / "corpus"))
+    config = replace(commands()["text"], corpus=corpus, tokenizer=str(folder / "instruct"), splits=("train",))
     sizes = ["layers", "d-model", "heads", "mlp-dim", "positions", "kv-heads"]
-    begun = ["--model.pretrained", str(tmp_path / "instruct"), *(f"--model.{name}=0" for name in sizes)]
-    where = ["--data.store", store, "--root", str(tmp_path / "runs"), "--run", model]
-    train([f"small-{model}", *WORDS, *where, *begun])
-    assert "has a chat template" in capsys.readouterr().out
-    run = tmp_path / "runs" / model
-    export.main([str(run), "--output", str(tmp_path / "exported")])
-    out = capsys.readouterr().out
-    assert (
-        "--chat --prompt" in out
-        and f"ends at id {' or '.join(map(str, original.generation_config.eos_token_id))}" in out
-    )
+    begun = ["--model.pretrained", str(folder / "instruct"), *(f"--model.{size}=0" for size in sizes)]
+    where = ["--data.store", str(folder / "store"), "--root", str(folder / "runs"), "--run", name]
+    with redirect_stdout(io.StringIO()) as shown:
+        prepare(replace(config, store=str(folder / "store"), segment_length=64, num_workers=0))
+        train([f"small-{name}", *WORDS, *where, *begun])
+        export.main([str(folder / "runs" / name), "--output", str(folder / "exported")])
+    places = (folder / "instruct", folder / "store", folder / "runs" / name, folder / "exported")
+    return Chat(name, original, *places, " ".join(shown.getvalue().split()))
 
-    theirs: Any = AutoTokenizer.from_pretrained(tmp_path / "instruct")
-    ours: Any = AutoTokenizer.from_pretrained(tmp_path / "exported")
+
+alone = pytest.mark.xdist_group("chats")
+"""Tests that share chats are in one process, which alone trains them."""
+
+
+@alone
+def test_commands_say_what_becomes_of_a_chat_template(chat: Chat) -> None:
+    assert "names of its special tokens, such as <|im_end|>, are read as text" in chat.shown
+    assert "has a chat template" in chat.shown and "--chat --prompt" in chat.shown
+    assert f"ends at id {' or '.join(map(str, chat.original.generation_config.eos_token_id))}" in chat.shown
+
+
+@alone
+def test_the_exported_tokenizer_renders_a_chat_as_the_instruct_models(chat: Chat) -> None:
+    theirs, ours = chat.tokenizers()
     assert ours.chat_template == TEMPLATE
-    assert {**theirs.special_tokens_map, "extra_special_tokens": None} == {
-        **ours.special_tokens_map,
-        "extra_special_tokens": None,
-    }
-    prompt = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_tensors="pt")
+    maps = [{**tokenizer.special_tokens_map, "extra_special_tokens": None} for tokenizer in (theirs, ours)]
+    assert maps[0] == maps[1]
+    ids = chat.prompt()["input_ids"][0].tolist()
+    assert ours.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"] == ids
     rendered = ours.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
-    assert (
-        ours.apply_chat_template(MESSAGES, add_generation_prompt=True)["input_ids"] == prompt["input_ids"][0].tolist()
-    )
-    assert ours(rendered, add_special_tokens=False)["input_ids"] == prompt["input_ids"][0].tolist()
+    assert ours(rendered, add_special_tokens=False)["input_ids"] == ids
 
-    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
-    assert (
-        opened.generation_config.eos_token_id == original.generation_config.eos_token_id == opened.config.eos_token_id
-    )
+
+@alone
+def test_a_chat_ends_where_transformers_ends_it_on_the_same_ids(chat: Chat) -> None:
+    opened: Any = AutoModelForCausalLM.from_pretrained(chat.exported)
+    ends = chat.original.generation_config.eos_token_id
+    assert opened.generation_config.eos_token_id == ends == opened.config.eos_token_id
     assert (opened.config.bos_token_id, opened.config.pad_token_id) == (1, 0)
-    expected = original.generate(**prompt, max_new_tokens=40, do_sample=False)
-    assert (
-        expected.shape[1] < prompt["input_ids"].shape[1] + 11
-        and expected[0, -1] == original.generation_config.eos_token_id[1]
-    )
+    prompt, expected = chat.prompt(), chat.replied()
+    assert expected.shape[1] < prompt["input_ids"].shape[1] + 11 and expected[0, -1] == ends[1]
     assert torch.equal(opened.generate(**prompt, max_new_tokens=40, do_sample=False), expected)
 
-    reply = theirs.decode(expected[0, prompt["input_ids"].shape[1] : -1])
-    for place in (run, tmp_path / "exported"):
-        generate.main([str(place), "--chat", "--prompt", "once upon", "--temperature", "0", "--max-new-tokens", "40"])
-        assert capsys.readouterr().out == f"{reply}\n"
 
-    template = tmp_path / "exported" / "chat_template.jinja"
-    whole = template.read_text()
-    for damaged in ("{{ raise_exception('begin with the system') }}", "{% if %}", "{{ 1 / 0 }}"):
-        template.write_text(damaged)
-        with pytest.raises(UserError, match=r"the chat template of .* cannot write the message \("):
-            generate.main([str(tmp_path / "exported"), "--chat", "--prompt", "once upon"])
-    template.write_text(whole)
+@alone
+@pytest.mark.parametrize("place", ["run", "exported"])
+def test_generate_chats_as_transformers_does(chat: Chat, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs, _ = chat.tokenizers()
+    reply = theirs.decode(chat.replied()[0, chat.prompt()["input_ids"].shape[1] : -1])
+    words = ["--chat", "--prompt", "once upon", "--temperature", "0", "--max-new-tokens", "40"]
+    generate.main([str(getattr(chat, place)), *words])
+    assert capsys.readouterr().out == f"{reply}\n"
 
-    card = (tmp_path / "exported" / "README.md").read_text()
-    assert ("never sees more than 96 tokens" in card) == (model == "llama")
-    monkeypatch.chdir(tmp_path / "exported")
-    exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0], {})  # the card's own code, as a reader runs it
+
+@alone
+@pytest.mark.parametrize("template", ["{{ raise_exception('begin with the system') }}", "{% if %}", "{{ 1 / 0 }}"])
+def test_a_template_that_cannot_write_a_message_is_one_sentence(chat: Chat, template: str, tmp_path: Path) -> None:
+    damaged = tmp_path / "exported"
+    shutil.copytree(chat.exported, damaged)
+    (damaged / "chat_template.jinja").write_text(template)
+    with pytest.raises(UserError, match=r"the chat template of .* cannot write the message \("):
+        generate.main([str(damaged), "--chat", "--prompt", "once upon"])
+
+
+@alone
+def test_the_cards_own_code_chats(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = (chat.exported / "README.md").read_text()
+    assert ("never sees more than 96 tokens" in card) == (chat.name == "llama")
+    monkeypatch.chdir(chat.exported)
+    exec(re.findall(r"```python\n(.*?)```", card, re.DOTALL)[0], {})  # as a reader runs it
     assert capsys.readouterr().out.startswith("<|im_start|>user\nHello<|im_end|>")
 
-    # Training reads the names of special tokens as text, and so does an export that is asked for it.
-    runs_own = load_tokenizer(Path(store) / "text" / "tokenizer")
+
+@alone
+def test_training_and_an_export_that_is_asked_for_it_read_names_of_special_tokens_as_text(chat: Chat) -> None:
+    theirs, ours = chat.tokenizers()
+    runs_own = load_tokenizer(chat.store / "text" / "tokenizer")
     assert ours(NAMES, split_special_tokens=True)["input_ids"] == [len(theirs), *runs_own.encode(NAMES).tolist()]
-    assert (
-        ours("<|begin_of_document|>", add_special_tokens=False)["input_ids"]
-        == theirs("<|begin_of_document|>")["input_ids"]
-    )
+    name = "<|begin_of_document|>"
+    assert ours(name, add_special_tokens=False)["input_ids"] == theirs(name)["input_ids"]
 
 
 def chat_folder(folder: Path, tokenizer: RustTokenizer, **config: Any) -> Path:
