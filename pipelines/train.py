@@ -47,6 +47,86 @@ MANY_EPOCHS = 20
 """Epochs above which the announcement of a run notes that its text is small for its steps."""
 
 
+def main(argv: list[str]) -> int:
+    """Train the run of a command line, or resume it. Raises UserError for bad input."""
+    config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
+    if config.num_workers == 0 and Launched.by_environment().rank > 0:
+        return train_beside(config)
+    if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
+        refuse_several_starts(config)
+    run = open_run(config, World.alone())
+    run_folder = RunFolder.of(config)
+    check_tracking(config.tracking, root_of(run_folder.folder, config.run))
+    parameters = describe(config, run)
+    if run.resume and run.resume.step >= config.steps:
+        with file_lock(run_folder.folder, "another training run"):
+            complete(config, run.train_store, run.resume)
+        print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
+        return 0
+    try:
+        with file_lock(run_folder.folder, "another training run"):
+            remove_temporary(Place.parse(run_folder.folder))
+            train_with_progress(config, run)
+    except Stopped as stopped:
+        saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
+        print(f"stopped {saved if stopped.step else 'before any step was saved: the same command begins anew'}")
+        return STOPPED_STATUS
+    except RayLost as lost:
+        from pipelines.cluster import elastic
+
+        elastic.end_without_ray(config, lost)
+    print(f"trained {config.run} ({short(parameters)} parameters) to step {config.steps:,}\n{_next(config)}")
+    return 0
+
+
+def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
+    """Train in this process or on Ray, showing progress."""
+    run_folder = RunFolder.of(config)
+    stop = Stop(run_folder.place)
+    stop.clear()
+    with show_progress(run_folder.place, run.first_step, config.steps):
+        try:
+            if config.num_workers == 0:
+                train_here(config, stop)
+            else:
+                from pipelines.cluster import elastic
+
+                elastic.train_on_ray(config, stop, register_best, run.first_step)
+        finally:
+            with contextlib.suppress(OSError):  # the next start clears it too; its error must not hide another
+                stop.clear()
+
+
+def train_here(config: TrainConfig, stop: Stop) -> None:
+    """Train in this process, or in those that torchrun has started."""
+    launched = Launched.by_environment()
+    use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= launched.local_size
+    if config.use_gpu == "yes" and not use_gpu:
+        raise UserError(
+            "use_gpu is yes, and torch cannot use a GPU for each process: choose --use-gpu auto, or fix the CUDA installation"
+        )
+    if launched.size > config.data.lanes:
+        raise UserError(
+            f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"
+        )
+    device = torch.device(f"cuda:{launched.local_rank}" if use_gpu else "cpu")
+    if launched.size > 1 and not dist.is_initialized():
+        join(device)
+    with stop.on_signals():
+        train_as_worker(config, World.current(device), stop.asked, register_best)
+
+
+def train_beside(config: TrainConfig) -> int:
+    """Train in one of torchrun's other processes: the first one prints for all."""
+    run = open_run(config, World.alone())
+    if run.first_step < config.steps:
+        try:
+            train_here(config, Stop(RunFolder.of(config).place))
+        except Stopped:
+            return STOPPED_STATUS
+    return 0
+
+
 def describe(config: TrainConfig, run: TrainInputs) -> int:
     """Print what will be trained. Returns the number of parameters."""
     totals = run.train_store.manifest.totals
@@ -89,38 +169,6 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
     return parameters
 
 
-def main(argv: list[str]) -> int:
-    """Train the run of a command line, or resume it. Raises UserError for bad input."""
-    config = cli.parse_preset(presets_with(PRESETS, argv), argv, __doc__, names=overview, search=search).located()
-    if config.num_workers == 0 and Launched.by_environment().rank > 0:
-        return train_beside(config)
-    if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
-        refuse_several_starts(config)
-    run = open_run(config, World.alone())
-    run_folder = RunFolder.of(config)
-    check_tracking(config.tracking, root_of(run_folder.folder, config.run))
-    parameters = describe(config, run)
-    if run.resume and run.resume.step >= config.steps:
-        with file_lock(run_folder.folder, "another training run"):
-            complete(config, run.train_store, run.resume)
-        print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
-        return 0
-    try:
-        with file_lock(run_folder.folder, "another training run"):
-            remove_temporary(Place.parse(run_folder.folder))
-            train_with_progress(config, run)
-    except Stopped as stopped:
-        saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
-        print(f"stopped {saved if stopped.step else 'before any step was saved: the same command begins anew'}")
-        return STOPPED_STATUS
-    except RayLost as lost:
-        from pipelines.cluster import elastic
-
-        elastic.end_without_ray(config, lost)
-    print(f"trained {config.run} ({short(parameters)} parameters) to step {config.steps:,}\n{_next(config)}")
-    return 0
-
-
 def complete(config: TrainConfig, store: SegmentStore, last: Checkpoint) -> None:
     """Do what the start that trained to the ``last`` checkpoint may have left undone: remove checkpoints that are not kept, send
     what MLflow lacks because it was silent then, and register the best model.
@@ -143,54 +191,6 @@ def refuse_several_starts(config: TrainConfig) -> None:
             f"num_workers is {config.num_workers}, and torchrun has started {size} processes, each of which would start Ray: "
             "add --num-workers 0 to train in them"
         )
-
-
-def train_beside(config: TrainConfig) -> int:
-    """Train in one of torchrun's other processes: the first one prints for all."""
-    run = open_run(config, World.alone())
-    if run.first_step < config.steps:
-        try:
-            train_here(config, Stop(RunFolder.of(config).place))
-        except Stopped:
-            return STOPPED_STATUS
-    return 0
-
-
-def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
-    """Train in this process or on Ray, showing progress."""
-    run_folder = RunFolder.of(config)
-    stop = Stop(run_folder.place)
-    stop.clear()
-    with show_progress(run_folder.place, run.first_step, config.steps):
-        try:
-            if config.num_workers == 0:
-                train_here(config, stop)
-            else:
-                from pipelines.cluster import elastic
-
-                elastic.train_on_ray(config, stop, register_best, run.first_step)
-        finally:
-            with contextlib.suppress(OSError):  # the next start clears it too; its error must not hide another
-                stop.clear()
-
-
-def train_here(config: TrainConfig, stop: Stop) -> None:
-    """Train in this process, or in those that torchrun has started."""
-    launched = Launched.by_environment()
-    use_gpu = config.use_gpu != "no" and torch.cuda.device_count() >= launched.local_size
-    if config.use_gpu == "yes" and not use_gpu:
-        raise UserError(
-            "use_gpu is yes, and torch cannot use a GPU for each process: choose --use-gpu auto, or fix the CUDA installation"
-        )
-    if launched.size > config.data.lanes:
-        raise UserError(
-            f"data.lanes is {config.data.lanes}, and torchrun has started more processes: each needs a lane of its own"
-        )
-    device = torch.device(f"cuda:{launched.local_rank}" if use_gpu else "cpu")
-    if launched.size > 1 and not dist.is_initialized():
-        join(device)
-    with stop.on_signals():
-        train_as_worker(config, World.current(device), stop.asked, register_best)
 
 
 def _shown(config: TrainConfig) -> str:

@@ -20,6 +20,75 @@ from pipelines.training.world import World
 from recur_models import RecurrentModel, State
 
 
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
+) -> None:
+    """Restore the optimizer's moments. Its settings are those of the config, which --allow-change may have changed."""
+    scale = float(resume.meta["config"]["optim"]["recurrent_lr_scale"])
+    as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
+    with given_by_user(ValueError):  # moments of another optimizer
+        as_begun.load_state_dict(resume.optimizer())
+    optimizer.state.update(as_begun.state)
+
+
+def restore_lanes(
+    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
+) -> tuple[State, torch.Tensor, torch.Tensor] | None:
+    """State and digests of own lanes, and the sums since the last log; the generators are restored too. Restores nothing and
+    returns None if State has other shapes than a ``fresh`` one: --allow-change may have permitted another model.
+
+    State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
+    another number of processes than before, lanes move to their new owners; dropout then draws anew.
+    """
+    lanes, own = resume.lanes(*world.lanes(config.data.lanes))
+    if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in fresh.items()):
+        return None
+    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
+    if own is None or resume.meta["world"] != world.size:  # among another number, one may have owned the same lanes
+        seed_dropout(config.seed, world, resume.step)
+        return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
+    torch.set_rng_state(own["rng/cpu"])
+    if world.device.type == "cuda" and "rng/cuda" in own:
+        torch.cuda.set_rng_state(own["rng/cuda"], world.device)
+    return state, lanes["digest"], own["nats"].to(sums)
+
+
+def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
+    """Whether each lane continues at its place in its document.
+
+    A change that --allow-change permitted may have moved a lane to another place, even if by chance it has read as much as before.
+    """
+    before = resume.meta["config"]
+    ordered = (before["seed"], before["data"]["order"], resume.meta["store"])
+    same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
+    return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
+
+
+def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The digest of each lane after one more segment, int64 [B]. Runs with equal digests have read the same, whoever read it."""
+    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
+    digests = []
+    for before, *arrays in rows:
+        digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
+        for array in arrays:
+            digest.update(array.tobytes())
+        digests.append(digest.intdigest() - (1 << 63))
+    return torch.tensor(digests, dtype=torch.int64)
+
+
+def seed_dropout(seed: int, world: World, step: int = 0) -> None:
+    """Seed torch's generators for dropout, differently on each process; ``step``: the one from which lanes have new owners."""
+    torch.manual_seed((seed * 1_000_003 + step * 1_009 + world.rank + 1) % (1 << 64))
+
+
+def random_state(world: World) -> dict[str, torch.Tensor]:
+    """The state of the generators that dropout draws from."""
+    states = {"rng/cpu": torch.get_rng_state()}
+    if world.device.type == "cuda":
+        states["rng/cuda"] = torch.cuda.get_rng_state(world.device)
+    return states
+
+
 def check_shapes(resume: Checkpoint, config: TrainConfig, place: object) -> None:
     """Raise UserError naming the fields that --allow-change let through although the checkpoint's weights, or the optimizer's
     moments, do not fit them.
@@ -64,72 +133,3 @@ def _does_not_fit(place: object, what: str, fields: list[str], before: dict[str,
         f"{place} was begun with {begun}, and {what} cannot be used with {asked}: --allow-change does not help; return to {begun}, "
         "or choose another --run, which begins anew"
     )
-
-
-def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingLanes, store: SegmentStore) -> bool:
-    """Whether each lane continues at its place in its document.
-
-    A change that --allow-change permitted may have moved a lane to another place, even if by chance it has read as much as before.
-    """
-    before = resume.meta["config"]
-    ordered = (before["seed"], before["data"]["order"], resume.meta["store"])
-    same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
-    return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
-
-
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, model: RecurrentModel, config: OptimConfig, resume: Checkpoint
-) -> None:
-    """Restore the optimizer's moments. Its settings are those of the config, which --allow-change may have changed."""
-    scale = float(resume.meta["config"]["optim"]["recurrent_lr_scale"])
-    as_begun = build_optimizer(model, replace(config, recurrent_lr_scale=scale))  # parameters in its groups' order
-    with given_by_user(ValueError):  # moments of another optimizer
-        as_begun.load_state_dict(resume.optimizer())
-    optimizer.state.update(as_begun.state)
-
-
-def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The digest of each lane after one more segment, int64 [B]. Runs with equal digests have read the same, whoever read it."""
-    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
-    digests = []
-    for before, *arrays in rows:
-        digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
-        for array in arrays:
-            digest.update(array.tobytes())
-        digests.append(digest.intdigest() - (1 << 63))
-    return torch.tensor(digests, dtype=torch.int64)
-
-
-def seed_dropout(seed: int, world: World, step: int = 0) -> None:
-    """Seed torch's generators for dropout, differently on each process; ``step``: the one from which lanes have new owners."""
-    torch.manual_seed((seed * 1_000_003 + step * 1_009 + world.rank + 1) % (1 << 64))
-
-
-def random_state(world: World) -> dict[str, torch.Tensor]:
-    """The state of the generators that dropout draws from."""
-    states = {"rng/cpu": torch.get_rng_state()}
-    if world.device.type == "cuda":
-        states["rng/cuda"] = torch.cuda.get_rng_state(world.device)
-    return states
-
-
-def restore_lanes(
-    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
-) -> tuple[State, torch.Tensor, torch.Tensor] | None:
-    """State and digests of own lanes, and the sums since the last log; the generators are restored too. Restores nothing and
-    returns None if State has other shapes than a ``fresh`` one: --allow-change may have permitted another model.
-
-    State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
-    another number of processes than before, lanes move to their new owners; dropout then draws anew.
-    """
-    lanes, own = resume.lanes(*world.lanes(config.data.lanes))
-    if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in fresh.items()):
-        return None
-    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
-    if own is None or resume.meta["world"] != world.size:  # among another number, one may have owned the same lanes
-        seed_dropout(config.seed, world, resume.step)
-        return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
-    torch.set_rng_state(own["rng/cpu"])
-    if world.device.type == "cuda" and "rng/cuda" in own:
-        torch.cuda.set_rng_state(own["rng/cuda"], world.device)
-    return state, lanes["digest"], own["nats"].to(sums)

@@ -42,6 +42,41 @@ ZOMBIE_SECONDS = 60.0
 """How long a start waits for a process of an earlier one to end."""
 
 
+def train_as_worker(
+    config: TrainConfig,
+    world: World,
+    asked_to_stop: Callable[[], bool],
+    on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
+) -> None:
+    """Run one process of a training run: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
+
+    Raises Stopped when it was asked to stop, and has saved.
+    """
+    plugins.load()
+    run_folder = RunFolder.of(config)
+    records = RECORDS if world.rank == 0 else ()
+    fence = file_lock(run_folder.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
+    with ExitStack() as stack:
+        if world.rank == 0:
+            stack.enter_context(fence)
+        run_folder.fetch(*records)  # before anything is published: a bucket may have newer ones than this machine
+        stack.enter_context(run_folder.published(*records, f"logs/worker-{world.rank}.log"))
+        if world.rank == 0:
+            write_atomically(run_folder.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
+            run_folder.publish("config.json")
+        run = open_run(config, world)
+        with tracked(config, run, world) as tracker:
+            on_disk = partial(note_checkpoint, tracker, config) if tracker else None
+            saver = Saver(run_folder, config.checkpoint, world, config.data.lanes, on_disk)
+            try:
+                with Heartbeat(run_folder, world, config.hang_seconds) as heart:
+                    loop.train(config, run, world, tracker, asked_to_stop, saver, heart)
+            finally:
+                saver.abandon()
+            if tracker:
+                on_trained(config, tracker)
+
+
 def open_run(config: TrainConfig, world: World) -> TrainInputs:
     """Open stores and the newest good checkpoint, the one that rank 0 of the world has found.
 
@@ -97,41 +132,6 @@ def agreed_checkpoint(run_folder: RunFolder, world: World) -> tuple[Checkpoint |
         raise CheckpointError(
             f"rank 0 resumes from {name}, but {error}: is {run_folder.place} shared by all workers?"
         ) from None
-
-
-def train_as_worker(
-    config: TrainConfig,
-    world: World,
-    asked_to_stop: Callable[[], bool],
-    on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
-) -> None:
-    """Run one process of a training run: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
-
-    Raises Stopped when it was asked to stop, and has saved.
-    """
-    plugins.load()
-    run_folder = RunFolder.of(config)
-    records = RECORDS if world.rank == 0 else ()
-    fence = file_lock(run_folder.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
-    with ExitStack() as stack:
-        if world.rank == 0:
-            stack.enter_context(fence)
-        run_folder.fetch(*records)  # before anything is published: a bucket may have newer ones than this machine
-        stack.enter_context(run_folder.published(*records, f"logs/worker-{world.rank}.log"))
-        if world.rank == 0:
-            write_atomically(run_folder.folder / "config.json", json.dumps(to_json(config), indent=1).encode())
-            run_folder.publish("config.json")
-        run = open_run(config, world)
-        with tracked(config, run, world) as tracker:
-            on_disk = partial(note_checkpoint, tracker, config) if tracker else None
-            saver = Saver(run_folder, config.checkpoint, world, config.data.lanes, on_disk)
-            try:
-                with Heartbeat(run_folder, world, config.hang_seconds) as heart:
-                    loop.train(config, run, world, tracker, asked_to_stop, saver, heart)
-            finally:
-                saver.abandon()
-            if tracker:
-                on_trained(config, tracker)
 
 
 @contextmanager
