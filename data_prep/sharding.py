@@ -95,7 +95,7 @@ def scan_splits(
     runs = {split: group_by_bytes(listed, limit) for split, listed in sizes.items()}
     found: dict[tuple[str, int], ScannedGroup] = {}
 
-    def store(key: tuple[str, int], group: ScannedGroup) -> None:
+    def collect(key: tuple[str, int], group: ScannedGroup) -> None:
         split, i = key
         found[key] = group
         run = runs[split][i]
@@ -106,7 +106,7 @@ def scan_splits(
         for split in runs
         for i, run in enumerate(runs[split])
     )
-    run_tasks(scan_group, calls, num_workers, store)
+    run_tasks(scan_group, calls, num_workers, collect)
     scans = {}
     for split, listed in sources.items():
         groups = [found[split, i] for i in range(len(runs[split]))]
@@ -140,7 +140,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
         for plan in plans.values():  # digests every document for the manifests, while the workers write
             committer.submit(lambda plan=plan: plan.fingerprint)
 
-        def store(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
+        def commit_written(key: tuple[str, int], written: tuple[Place, PartResult] | None) -> None:
             split, i = key
             if written:
                 commits.append(committer.submit(_commit, folder / split, plans[split], i, *written))
@@ -148,7 +148,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
                 commits.pop(0).result()
             done(len(plans[split].parts[i]), plans[split].bytes_of(i))
 
-        run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, store)
+        run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, commit_written)
         for commit in commits:
             commit.result()
         yield from committer.map(lambda split: _finish(folder / split, plans[split], fingerprints), plans)

@@ -126,12 +126,12 @@ class StateDirection(nn.Module):
         return self.project(c_BSD.to(self.ids_SD.dtype), self.ids_SD)
 
     def update(
-        self, c_BSD: Tensor, read: Projections, kz_BHZE: Tensor, vz_BHZE: Tensor, absent_B: Tensor | None
+        self, c_BSD: Tensor, read: Projections, k_BHZE: Tensor, v_BHZE: Tensor, no_previous_block_B: Tensor | None
     ) -> Tensor:
         """The states after a block: ``read`` of the states before it, keys and values of its 2W tokens."""
         assert read.q_cross is not None
         self_BHSE = attend(read.q_self, read.k, read.v)
-        cross_BHSE = attend(read.q_cross, kz_BHZE, vz_BHZE, absent_B)
+        cross_BHSE = attend(read.q_cross, k_BHZE, v_BHZE, no_previous_block_B)
         h_BSN = merge_heads(self_BHSE, cross_BHSE)
         if self.attention_gate is not None:
             c_BSD = self.attention_gate(c_BSD, h_BSN)
@@ -170,33 +170,33 @@ class RecurrentLayer(WindowedLayer):
     ) -> tuple[Tensor, State]:
         """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone."""
         tokens = self.tokens.project(x_BKWD)
-        kz = with_previous(tokens.k, state["keys"], fresh_BK)
-        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
+        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
         after = last_block(tokens)
         own = shared_kv if self.shares_states else None
-        reads, after["states"] = self.recur(state["states"], kz, vz, fresh_BK, no_previous_block_BK, own)
+        reads, after["states"] = self.recur(state["states"], k_BKHZE, v_BKHZE, fresh_BK, no_previous_block_BK, own)
         cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
-        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
+        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
     def recur(
         self,
         c_BSD: Tensor,
-        kz: Tensor,
-        vz: Tensor,
+        k_BKHZE: Tensor,
+        v_BKHZE: Tensor,
         fresh_BK: Tensor,
         no_previous_block_BK: Tensor | None,
         shared_kv: Projections | None,
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: projections of the states that each block reads, and the last states."""
         reads: list[Projections] = []
-        absent = [None] * kz.shape[1] if no_previous_block_BK is None else no_previous_block_BK.unbind(1)
+        no_previous = [None] * k_BKHZE.shape[1] if no_previous_block_BK is None else no_previous_block_BK.unbind(1)
         # unbind, since the gradient of an index is as large as the whole segment
-        blocks = zip(kz.unbind(1), vz.unbind(1), fresh_BK.unbind(1), absent, strict=True)
-        for kz_BHZE, vz_BHZE, fresh_B, absent_B in blocks:
+        blocks = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), fresh_BK.unbind(1), no_previous, strict=True)
+        for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in blocks:
             c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_B)
             reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
-            c_BSD = self.states.update(c_BSD, reads[-1], kz_BHZE, vz_BHZE, absent_B)
+            c_BSD = self.states.update(c_BSD, reads[-1], k_BHZE, v_BHZE, no_previous_block_B)
         return reads, c_BSD
 
     def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
@@ -211,10 +211,10 @@ class RecurrentLayer(WindowedLayer):
         tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
-    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+    def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:
         c_BSD = state["states"]
-        kz, vz = (torch.cat([state[kind], block[kind]], dim=2) for kind in ("keys", "values"))
-        c_BSD = self.states.update(c_BSD, self.states.read(c_BSD), kz, vz, absent_B)
+        k_BHZE, v_BHZE = (torch.cat([state[kind], block[kind]], dim=2) for kind in ("keys", "values"))
+        c_BSD = self.states.update(c_BSD, self.states.read(c_BSD), k_BHZE, v_BHZE, no_previous_block_B)
         return {"keys": block["keys"], "values": block["values"], "states": c_BSD}
 
     def probes(self) -> list[Probe]:

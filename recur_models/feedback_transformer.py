@@ -37,7 +37,7 @@ from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, joined, split_heads
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import kept_parts, sight
+from recur_models.stepping import distance_and_unseen, kept_parts
 
 
 class Shared(NamedTuple):
@@ -246,7 +246,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         shared = model.shared(missing=True)
         for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
-            distance_B1m, unseen_B1m = sight(place_B1, config.span, len(slot_m))
+            distance_B1m, unseen_B1m = distance_and_unseen(place_B1, config.span, len(slot_m))
             seen = Seen(unseen_B1m[:, None], missing_B1m)
             parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)

@@ -294,9 +294,12 @@ class ThroughlineModel(ThroughlinePreTrainedModel):
         )
 
 
-def ends_with_padding(config: ThroughlineConfig) -> Any:
-    """The ids that end a text, and begin-of-document, which is never written, if it pads too: else `generate` takes one in a
-    prompt for padding where no mask is given."""
+def end_ids(config: ThroughlineConfig) -> Any:
+    """The ids at which `generate` ends a text, with begin-of-document among them if it is also the padding.
+
+    No text ends at that one, since it is never generated. But without a mask, `generate` takes each padding id of a prompt for
+    padding unless it is one of these ids; the prompt's begin-of-document would be skipped.
+    """
     ends: Any = config.eos_token_id
     listed = list(ends) if isinstance(ends, list | tuple) else [ends]
     begin = config.begin_of_document_id
@@ -310,7 +313,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
-            self.generation_config.eos_token_id = ends_with_padding(config)
+            self.generation_config.eos_token_id = end_ids(config)
 
     @by_layers
     @can_return_tuple

@@ -119,9 +119,9 @@ class MemorizingLayer(WindowedLayer):
     ) -> tuple[Tensor, State]:
         """Local and remembered attention, joined by a gate for each head."""
         tokens = self.tokens.project(x_BKWD)
-        kz = with_previous(tokens.k, state["keys"], fresh_BK)
-        vz = with_previous(tokens.v, state["values"], fresh_BK)
-        local_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
+        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
+        local_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
         remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE)), last_block(tokens) | after
 
@@ -134,7 +134,7 @@ class MemorizingLayer(WindowedLayer):
         heads_BHnE = self.join(heads_BHnE, recall(tokens.q_self, keys, values, count, self.config.top_k))
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
-    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+    def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:
         # copies, which `enter` overwrites
         keys = state["memory_keys"].clone()
         values = state["memory_values"].clone()

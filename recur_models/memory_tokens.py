@@ -45,7 +45,7 @@ from recur_models.protocol import (
     relative_change,
     reset,
 )
-from recur_models.stepping import append, attend_parts, bias
+from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
 from recur_models.vanilla import VanillaLayer
 
@@ -287,7 +287,9 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             tokens = layer.tokens.project(x_BnD)
             keys, values, changed = append(places, tokens, layer_state(i, block))
             memory = [(changed["memory_keys"], changed["memory_values"])] if R else []
-            bias_BHnZ = bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0)
+            bias_BHnZ = logit_bias(
+                layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0
+            )
             heads_BHnE = attend_parts(tokens.q_self, [*memory, (keys, values)], bias_BHnZ)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)

@@ -44,7 +44,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.stepping import append, attend_parts, bias, sight
+from recur_models.stepping import append, attend_parts, distance_and_unseen, logit_bias
 from recur_models.tied_model import TiedModel
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
@@ -138,8 +138,8 @@ class WindowedLayer(nn.Module, ABC):
         """Read some tokens of one block; returns the block with them."""
 
     @abstractmethod
-    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
-        """The State after a full block. ``absent_B``: the lanes that had no block before it."""
+    def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:
+        """The State after a full block. ``no_previous_block_B``: the lanes that had no block before it."""
 
     @abstractmethod
     def probes(self) -> list[Probe]:
@@ -198,7 +198,7 @@ class TokenLayer(nn.Module):
         """Tokens of the current block attend to the window: their projections, their heads [B, H, n, E], the block with them."""
         tokens = self.project(x_BnD)
         keys, values, after = append(part.places, tokens, block)
-        bias_BHnZ = bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
+        bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
         previous = state["keys"], state["values"]
         return tokens, attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ, part.blind_BHn1), after
 
@@ -252,10 +252,10 @@ class Layer(WindowedLayer):
         shared_kv: Projections | None,
     ) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
-        kz = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
-        vz = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
+        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
+        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
         cross = None if shared_kv is None else attend(tokens.q_cross, shared_kv.k[:, None], shared_kv.v[:, None])
-        window_BKHWE = windowed_attention(tokens.q_self, kz, vz, window, no_previous_block_BK)
+        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), last_block(tokens)
 
     def open(self, state: State, shared_kv: Projections | None) -> State:
@@ -265,7 +265,7 @@ class Layer(WindowedLayer):
         tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
-    def close(self, state: State, block: State, absent_B: Tensor | None) -> State:
+    def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:
         after = {kind: block[kind] for kind in ("keys", "values")}
         return {kind: tensor.detach() for kind, tensor in after.items()} if self.detached else after
 
@@ -366,12 +366,12 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         window = self.model.block
         place_Bn1 = places.of_tokens_Bn[..., None]
-        distance_BnZ, unseen_BnZ = sight(places.of_tokens_Bn, window, 2 * window)
+        distance_BnZ, unseen_BnZ = distance_and_unseen(places.of_tokens_Bn, window, 2 * window)
         blind_BHn1 = None
         if "present" in state:
-            absent_B11 = ~state["present"][:, None, None]
-            unseen_BnZ = unseen_BnZ | (absent_B11 & (distance_BnZ > place_Bn1))
-            blind_BHn1 = (absent_B11 & (place_Bn1 == 0))[:, None]
+            no_previous_block_B11 = ~state["present"][:, None, None]
+            unseen_BnZ = unseen_BnZ | (no_previous_block_B11 & (distance_BnZ > place_Bn1))
+            blind_BHn1 = (no_previous_block_B11 & (place_Bn1 == 0))[:, None]
         part = Part(places, PositionBias.bucket(distance_BnZ), unseen_BnZ, blind_BHn1)
         x_BnD = self.model.embed(tokens_Bn)
         after = []
@@ -383,10 +383,10 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
 
     def close(self, state: State, block: State) -> State:
         after: State = {}
-        absent_B = None
+        no_previous_block_B = None
         if "present" in state:
-            absent_B = ~state["present"]
+            no_previous_block_B = ~state["present"]
             after["present"] = torch.ones_like(state["present"])
         layers = enumerate(self.model.layers)
-        closed = (layer.close(layer_state(i, state), layer_state(i, block), absent_B) for i, layer in layers)
+        closed = (layer.close(layer_state(i, state), layer_state(i, block), no_previous_block_B) for i, layer in layers)
         return after | join_layers(closed)

@@ -17,7 +17,7 @@ from recur_models.layers import MASKED, PositionBias, Projections
 from recur_models.protocol import Places, State
 
 
-def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor, unseen_BnZ: Tensor) -> Tensor:
+def logit_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor, unseen_BnZ: Tensor) -> Tensor:
     """The bias of attention's logits [B, H or 1, n, Z]: position bias · |scale|, or 0 without one; MASKED at unseen keys.
 
     ``bucket_BnZ``: int64, buckets of the distances. ``unseen_BnZ``: bool, True where a token does not see a key.
@@ -29,7 +29,7 @@ def bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: Tensor
     return bias_HBnZ.masked_fill(unseen_BnZ, MASKED).transpose(0, 1)
 
 
-def sight(place_Bn: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
+def distance_and_unseen(place_Bn: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
     """How far each key stands before each token, int64 [B, n, Z], and whether the token does not see it, bool [B, n, Z].
 
     A token sees the ``span`` tokens before it. ``place_Bn``: int64, the tokens' places in their block. ``keys``: Z; the first one

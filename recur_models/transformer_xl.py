@@ -22,7 +22,7 @@ from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen,
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import kept_parts, put_pair, sight
+from recur_models.stepping import distance_and_unseen, kept_parts, put_pair
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         after = dict(block)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
-        distance_Bnm, unseen_Bnm = sight(places.of_tokens_Bn, config.span, len(slot_m))
+        distance_Bnm, unseen_Bnm = distance_and_unseen(places.of_tokens_Bn, config.span, len(slot_m))
         missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
         seen = Seen(unseen_Bnm[:, None], missing_B1m)
         distances = Distances(model.distances_EP, itself=False)

@@ -26,7 +26,7 @@ from recur_models.protocol import (
     layer_state,
 )
 from recur_models.sliding_window import TokenLayer
-from recur_models.stepping import append, attend_parts, bias
+from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
 
 
@@ -135,7 +135,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
             note(i, x_BnD)
             tokens = layer.project(x_BnD)
             keys, values, changed = append(places, tokens, layer_state(i, block))
-            bias_BHnW = bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
+            bias_BHnW = logit_bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
             heads_BHnE = attend_parts(tokens.q_self, [(keys, values)], bias_BHnW)
             x_BnD = layer.combine(x_BnD, heads_BHnE)
             after.append(changed)

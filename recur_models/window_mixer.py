@@ -10,7 +10,7 @@ from recur_models.layers import PositionBias, Projector, linear, merge_heads, pr
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
 from recur_models.sliding_window import SlideConfig, empty_cache, last_block
-from recur_models.stepping import append, attend_parts, bias, sight
+from recur_models.stepping import append, attend_parts, distance_and_unseen, logit_bias
 from recur_models.window import Window, window_bias, windowed_attention, with_previous
 
 
@@ -30,10 +30,10 @@ class WindowMixer(Mixer):
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         tokens = self.project(x_BTD.unflatten(1, (fresh_BK.shape[1], -1)))
-        kz = with_previous(tokens.k, state["keys"], fresh_BK)
-        vz = with_previous(tokens.v, state["values"], fresh_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
+        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
         window = Window(window_bias(self.position_bias, self.project.scale_H, self.config.window), None)
-        heads_BKHWE = windowed_attention(tokens.q_self, kz, vz, window)
+        heads_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window)
         after = {name: tensor.to(state[name].dtype) for name, tensor in last_block(tokens).items()}
         return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), after
 
@@ -44,9 +44,9 @@ class WindowMixer(Mixer):
         window = self.config.window
         tokens = self.project(x_BnD)
         keys, values, after = append(places, tokens, block)
-        distance_BnZ, unseen_BnZ = sight(places.of_tokens_Bn, window, 2 * window)
+        distance_BnZ, unseen_BnZ = distance_and_unseen(places.of_tokens_Bn, window, 2 * window)
         bucket_BnZ = PositionBias.bucket(distance_BnZ)
-        bias_BHnZ = bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
+        bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         previous = state["keys"], state["values"]
         heads_BHnE = attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ)
         return self.out(merge_heads(heads_BHnE)), after

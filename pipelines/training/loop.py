@@ -114,7 +114,7 @@ def train(
 
     # Lanes and progress: as the checkpoint has them
     state = model.initial_state(lanes)
-    read_B = torch.zeros(lanes, dtype=torch.int64)  # a digest of all that each lane has read
+    digest_B = torch.zeros(lanes, dtype=torch.int64)  # of all that each lane has read
     # Sums over own lanes since the last log: nats; for a labelled store nats, errors and labels.
     sums = torch.zeros(3 if labelled else (), dtype=torch.float64, device=world.device)
     first_step = run.first_step
@@ -124,7 +124,7 @@ def train(
         same_lanes = lanes_unchanged(resume, config, schedule, store)
         restored = restore_lanes(resume, config, world, state, sums) if same_lanes else None
         if restored is not None:
-            state, read_B, sums = restored
+            state, digest_B, sums = restored
         else:  # --allow-change permitted a change after which the lanes no longer fit their State
             change = "the model's State has another shape" if same_lanes else "the lanes are laid out otherwise"
             progress.logged = first_step
@@ -148,10 +148,11 @@ def train(
 
         # Batch: own lanes of the global one
         batch = read_batch(store, schedule, step, first_lane, end_lane)
-        read_B = digest_lanes(read_B, batch)
+        digest_B = digest_lanes(digest_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
         labels_B = np.count_nonzero(batch.targets_BT != IGNORED, axis=1)
-        targets = max(world.all_reduce_int(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
+        # Over all lanes. The schedule knows it on every process; labels must be counted, and a step may have none.
+        target_count = max(world.all_reduce_int(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
 
         # Forward and backward: nats over the *global* number of targets; DDP averages, hence times the number of processes
         health = Health()
@@ -161,7 +162,7 @@ def train(
             with world.gradient_sync(wrapped, now=rows.stop == lanes):  # the last rows sum up all gradients
                 with autocast(), watch(model if tracker and logging else None, *given, health=health):
                     nats_BT, wrong_BT, state_after = predict(wrapped, *given, labelled)
-                loss = nats_BT.sum() * (world.size / targets)
+                loss = nats_BT.sum() * (world.size / target_count)
                 loss.backward()
             states_after.append(detach(state_after))  # truncated BPTT: gradients end here, State is carried on
             nats = nats_BT.detach().sum()
@@ -222,7 +223,7 @@ def train(
                     done,
                     model=model,
                     optimizer=optimizer,
-                    per_lane={"digest": read_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
+                    per_lane={"digest": digest_B, **{f"state/{name}": tensor for name, tensor in state.items()}},
                     per_process={"nats": sums, **random_state(world)},
                     meta=progress.meta(done, config, schedule, store, tracker, run.precision),
                 )

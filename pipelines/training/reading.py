@@ -135,8 +135,10 @@ def read_segments(
                     output, wrong, state = predict(model, *read, targets_BT[:, tokens], store.labelled)
             parts.append([output] if wrong is None else [output, wrong])
             state = detach(state)
-        output, *wrong_BT = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        yield Segment(step, schedule, batch, output, wrong_BT[0] if wrong_BT else None, state)
+        whole = [
+            torch.cat(part, 1) for part in zip(*parts, strict=True)
+        ]  # the output, and of labels those that were wrong
+        yield Segment(step, schedule, batch, whole[0], whole[1] if len(whole) > 1 else None, state)
 
 
 class Shard(NamedTuple):

@@ -32,20 +32,23 @@ def restore_optimizer(
 
 
 def restore_lanes(
-    resume: Checkpoint, config: TrainConfig, world: World, fresh: State, sums: torch.Tensor
+    resume: Checkpoint, config: TrainConfig, world: World, initial: State, sums: torch.Tensor
 ) -> tuple[State, torch.Tensor, torch.Tensor] | None:
-    """State and digests of own lanes, and the sums since the last log; the generators are restored too. Restores nothing and
-    returns None if State has other shapes than a ``fresh`` one: --allow-change may have permitted another model.
+    """Restore this process's lanes. Returns their State, their digests [B], and the sums since the last log.
 
-    State is in the dtype that it was carried in (under autocast keys and values are bfloat16, where ``fresh`` has float32). With
-    another number of processes than before, lanes move to their new owners; dropout then draws anew.
+    The random generators are restored too, unless the number of processes has changed: lanes then move to their new owners, and
+    dropout draws anew. Restores nothing and returns None if the checkpoint's State has other shapes than the ``initial`` one:
+    --allow-change may have permitted another model.
+
+    State keeps the dtype that it was carried in: under autocast keys and values are bfloat16, where ``initial`` has float32.
     """
     lanes, own = resume.lanes(*world.lanes(config.data.lanes))
-    if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in fresh.items()):
+    if any(f"state/{k}" not in lanes or lanes[f"state/{k}"].shape != value.shape for k, value in initial.items()):
         return None
-    state = {name: lanes[f"state/{name}"].to(world.device) for name in fresh}
+    state = {name: lanes[f"state/{name}"].to(world.device) for name in initial}
     if own is None or resume.meta["world"] != world.size:  # among another number, one may have owned the same lanes
         seed_dropout(config.seed, world, resume.step)
+        # Only the total over the processes is logged: rank 0 takes all of it.
         return state, lanes["digest"], (resume.total("nats").to(sums) if world.rank == 0 else torch.zeros_like(sums))
     torch.set_rng_state(own["rng/cpu"])
     if world.device.type == "cuda" and "rng/cuda" in own:
@@ -59,20 +62,22 @@ def lanes_unchanged(resume: Checkpoint, config: TrainConfig, schedule: TrainingL
     A change that --allow-change permitted may have moved a lane to another place, even if by chance it has read as much as before.
     """
     before = resume.meta["config"]
-    ordered = (before["seed"], before["data"]["order"], resume.meta["store"])
-    same = ordered == (config.seed, config.data.order, store.manifest.fingerprint)
-    return same and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
+    schedule_before = (before["seed"], before["data"]["order"], resume.meta["store"])
+    same_schedule = schedule_before == (config.seed, config.data.order, store.manifest.fingerprint)
+    return same_schedule and resume.meta["cursor"] == schedule.cursor(resume.step).tolist()
 
 
-def digest_lanes(read_B: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The digest of each lane after one more segment, int64 [B]. Runs with equal digests have read the same, whoever read it."""
-    rows = zip(read_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
+def digest_lanes(digest_B: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Digests of all that each lane has read, with one more segment: int64 [B]. If they are equal, two runs have read the same, on
+    however many processes.
+    """
+    rows = zip(digest_B.tolist(), batch.tokens_BT, batch.targets_BT, batch.fresh_BK, strict=True)
     digests = []
     for before, *arrays in rows:
         digest = xxhash.xxh3_64(before.to_bytes(8, "little", signed=True))
         for array in arrays:
             digest.update(array.tobytes())
-        digests.append(digest.intdigest() - (1 << 63))
+        digests.append(digest.intdigest() - (1 << 63))  # from uint64 into the range of int64
     return torch.tensor(digests, dtype=torch.int64)
 
 
