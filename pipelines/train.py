@@ -7,8 +7,8 @@
     python -m pipelines.train exported/tuned --run more   # begins with an exported folder's model and weights
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
-Exit status: 0 trained; 1 it has failed, as its traceback says; 2 a user's error; 75 asked to stop (by a signal or a file
-`stop` in the run's folder) and saved: rerun the command to resume.
+Exit status: 0 trained; 1 failed, with a traceback; 2 a user's error; 75 asked to stop (by a signal or a file `stop` in the run's
+folder) and saved: rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
         return train_beside(config)
     if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
         refuse_several_starts(config)
+    # Opened here to refuse what does not fit and to print the plan. Each worker opens the run again, and agrees on a checkpoint.
     run = open_run(config, World.alone())
     run_folder = RunFolder.of(config)
     check_tracking(config.tracking, root_of(run_folder.folder, config.run))
@@ -117,7 +118,7 @@ def train_here(config: TrainConfig, stop: Stop) -> None:
 
 
 def train_beside(config: TrainConfig) -> int:
-    """Train in one of torchrun's other processes: the first one prints for all."""
+    """Train in one of torchrun's processes beside rank 0, which alone prints and locks the run. Returns the exit status."""
     run = open_run(config, World.alone())
     if run.first_step < config.steps:
         try:
@@ -170,11 +171,11 @@ def describe(config: TrainConfig, run: TrainInputs) -> int:
 
 
 def complete(config: TrainConfig, store: SegmentStore, last: Checkpoint) -> None:
-    """Do what the start that trained to the ``last`` checkpoint may have left undone: remove checkpoints that are not kept, send
-    what MLflow lacks because it was silent then, and register the best model.
+    """Finish a run whose training is over, in case the command that ended it was killed: remove checkpoints that need not be kept,
+    send MLflow what it missed, and register the best model. ``last``: the checkpoint of the last step.
     """
     run_folder = RunFolder.of(config)
-    # As the run was trained, and not as this command says, which trains nothing.
+    # With the settings of the training: this command trains nothing, so its own do not count.
     tidy(run_folder, last.folder.name, CheckpointConfig(**last.meta["config"]["checkpoint"]))
     run_folder.fetch(*RECORDS)
     tracker = start_tracker(config, store, last.step, last)

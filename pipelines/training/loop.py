@@ -55,7 +55,9 @@ class TrainInputs:
 
     train_store: SegmentStore
     validation_store: SegmentStore | None
+    """None for a run without validation."""
     resume: Checkpoint | None
+    """The checkpoint from which training continues; None for a new run."""
     warnings: list[str]
     """Sentences about inputs that are missing or were skipped."""
     initial: Exported | None
@@ -81,8 +83,15 @@ def train(
 ) -> None:
     """Train up to ``config.steps``, from the run's checkpoint if there is one.
 
-    ``tracker`` is rank 0's, which sends its metrics; the other ranks have none. ``asked_to_stop`` says whether this process was
-    asked to stop: all processes then save the same step, and raise Stopped.
+    Args:
+        run: the opened inputs.
+        world: this process and its peers, which divide the lanes among them.
+        tracker: sends the metrics, on rank 0; None on the other ranks.
+        asked_to_stop: whether this process was asked to stop. If one was, all processes save the same step, and raise Stopped.
+        saver: writes checkpoints.
+        heart: notices a run that hangs, from the time of its last step.
+
+    Raises UserError when the loss, the gradient or a weight is not finite; SaveError when a checkpoint cannot be written.
     """
     # Data
     store = run.train_store
@@ -185,7 +194,7 @@ def train(
             tokens = schedule.tokens_before(done)
             since_logged = tokens - schedule.tokens_before(progress.logged)
             losses = training_metrics(world.sum(sums).flatten().tolist(), since_logged)
-            check_finite(losses.get("train/bits_per_token", 0.0), done, saver)
+            check_finite(losses.get("train/bits_per_token", 0.0), done, saver)  # missing if no label was read
             speeds = speed.metrics(tokens - schedule.tokens_before(timed))
             if tracker:
                 metrics = {
@@ -216,6 +225,7 @@ def train(
         leaving = world.any(asked_to_stop()) and not last
         if leaving or last or done % config.checkpoint.every == 0:
             weight_norm = torch.nn.utils.get_total_norm(model.parameters())  # after this step
+            # The sum is finite only if all three are.
             check_finite(sums.sum().item() + float(gradient_norm) + weight_norm.item(), done, saver)
             with speed.paused():
                 gc.collect()
@@ -247,8 +257,10 @@ def validate(
     autocast: Callable[[], AbstractContextManager[object]],
     progress: Callable[[], object],
 ) -> dict[str, float]:
-    """Metrics on the validation split, with a State of its own. A model with recurrent states is also scored with these cleared at
-    every segment, if the effect can be seen at all. The increase in bits is the worth of the recurrence.
+    """Metrics on the validation split, which is read with a State of its own.
+
+    A model with recurrent states reads the split a second time, and clears these states at every segment. The increase in bits is
+    the worth of the states. It is not measured where most tokens are in the first segment of their document.
     """
     score = partial(
         score_split,
@@ -271,8 +283,11 @@ def validate(
 
 
 def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: torch.dtype) -> dict[str, float]:
-    """Tokens/s if the GPUs did nothing but needed products. `mfu`: at the rate of their data sheet, where it is known.
-    `share_of_matrix_rate`: at the rate that they reach in a large product, measured in a second. Empty on a CPU.
+    """The most tokens/s that the GPUs could train on if they computed nothing but the model's matrix products, by the name of the
+    metric that divides the measured speed by it.
+
+    `mfu`: at the rate of the GPU's data sheet, if it is known. `share_of_matrix_rate`: at the rate that the GPU reaches in one
+    large product, measured here in a second. Empty on a CPU.
     """
     if world.device.type != "cuda":
         return {}
@@ -284,7 +299,9 @@ def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: to
 
 
 def check_finite(value: float, step: int, saver: Saver) -> None:
-    """Raise UserError when the loss, its gradient or a weight is no number any more: these are neither trained on nor saved."""
+    """Raise UserError unless ``value``, made of the loss, its gradient or the weights, is finite. Training on would be of no use,
+    and a checkpoint must not hold such weights.
+    """
     if not math.isfinite(value):
         saved = saver.newest_step()
         then = "no checkpoint was saved, so the same --run begins anew"

@@ -25,8 +25,10 @@ class AdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW, or Adafactor as the block-recurrent paper sets it (Appendix C); weight decay applies to parameters of two dimensions
-    or more. If a group has an ``lr_scale``, its learning rate is multiplied by that.
+    """AdamW, or Adafactor with the settings of the block-recurrent paper (Appendix C).
+
+    Weight decay applies to parameters of two dimensions or more. Recurrent parameters form groups of their own if
+    ``recurrent_lr_scale`` is not 1: the loop multiplies a group's learning rate by its ``lr_scale``.
 
     Raises UserError if ``recurrent_lr_scale`` is set and the model has no recurrent parameters.
     """
@@ -61,7 +63,14 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
 def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
     """The rate of optimizer step ``step`` (counted from 0) out of ``steps``.
 
-    Every schedule is multiplied by min(step, warmup) / warmup, steps counted from 1, as the block-recurrent paper's code does.
+    After the warm-up (s: the step counted from 1, w: `warmup_steps`, m: `min_lr_ratio`):
+
+        constant       lr
+        inverse-sqrt   lr / √s                                              (block-recurrent paper, Appendix C)
+        cosine         lr · (m + (1 − m) · (1 + cos(π · progress)) / 2)     (Loshchilov & Hutter 2017, arXiv 1608.03983)
+
+    During the warm-up, each is multiplied by s / w, as in the block-recurrent paper's code. inverse-sqrt then has √w in place of
+    √s.
     """
     warm = min(1.0, (step + 1) / max(schedule.warmup_steps, 1))
     if schedule.name == "inverse-sqrt":

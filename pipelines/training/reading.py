@@ -9,8 +9,8 @@ cleared, documents begin with a segment, so that it is cleared at the same token
 
     <folder>/<name of a shard>     checksum, then safetensors
 
-The model's own float32 is the same for a document whatever stands on the other lanes, as long as its products have four rows or
-more; products of fewer rows are rounded in another way, in the last bit.
+In float32, a document's outputs do not depend on the documents on the other lanes, as long as the matrix products have four rows or
+more. Products of fewer rows are rounded otherwise in the last bit.
 
 Letters: B lanes · T tokens · K blocks · D width.
 """
@@ -52,7 +52,7 @@ WORTH_A_WORKER = 3e11
 another process would hardly have started."""
 
 StateMode = Literal["nothing", "states", "everything"]
-"""The part of the State that is reset to its initial value: the study of section 4.6 clears the states."""
+"""The part of the State that is set back to its initial value. Hutchins et al. 2022, section 4.6, clear the states."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class StateReset:
         return np.broadcast_to(np.arange(offset_BK.shape[1]) == 0, offset_BK.shape)
 
     def first(self, segment_length: int, block: int) -> int:
-        """Tokens of a document before its State is cleared; at most as many if it is cleared at each segment."""
+        """Tokens of a document before its State is first cleared. If that happens at each segment, an upper bound: a document may
+        begin in the middle of one.
+        """
         return self.every * block or self.at or segment_length
 
 

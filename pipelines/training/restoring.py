@@ -1,5 +1,5 @@
-"""Restores the rest of a checkpoint when a run resumes: the optimizer's moments, the lanes' State, the digests of the tokens that
-they have read, and the generators.
+"""Restores what a checkpoint holds besides the weights when a run resumes: the optimizer's moments, the lanes' State, digests of
+the tokens that they have read, and the states of the random generators.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def digest_lanes(digest_B: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 def seed_dropout(seed: int, world: World, step: int = 0) -> None:
     """Seed torch's generators for dropout, differently on each process; ``step``: the one from which lanes have new owners."""
+    # The factors are primes, so that seeds, steps and ranks of usual sizes give different sums.
     torch.manual_seed((seed * 1_000_003 + step * 1_009 + world.rank + 1) % (1 << 64))
 
 

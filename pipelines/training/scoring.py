@@ -6,8 +6,11 @@
     scoring = Scoring(checkpoint, model, store, ("nothing", "states"), SEGMENTS, lanes=8, segment_length=1024, shards=2, folder=f)
     scores = scoring.scores(workers=2, progress=print)                                # `pipelines.evaluate`: one for each mode
 
-Letters: B lanes · T tokens · K blocks · N blocks that were read, or positions of a shard · P positions, in buckets of a document ·
-G groups of the text.
+A position is a place in a document, counted in buckets of one or more blocks (`bucket_of`). Sums per position show how predictions
+improve with context.
+
+Letters: B lanes · T tokens · K blocks · P positions, which all documents share · N positions of all documents, one document after
+the other (in `add_to`: one for each block that was read) · G groups of the text.
 """
 
 from __future__ import annotations
@@ -88,9 +91,12 @@ def check_logged(option: str, metric: str, run: TrainConfig, store: SegmentStore
 
 
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
-    """Add each block's nats, number of targets and number of errors to its position in the document, in steps of ``bucket`` tokens.
+    """Add each block's nats, number of targets and number of errors to the sums of its position.
 
-    ``starts``: where in ``sums_3P`` each document's own positions begin; without it all documents share them.
+    Args:
+        sums_3P: float64, changed in place.
+        bucket: tokens of a position.
+        starts: int64 [documents], where each document's own positions begin in ``sums_3P``; without it all documents share them.
     """
     batch = segment.batch
     targets_BT = torch.from_numpy(batch.targets_BT >= 0)
@@ -130,7 +136,7 @@ class Scoring:
 
     @property
     def beyond(self) -> int:
-        """Tokens of a document before its State is cleared."""
+        """Tokens of a document before its State is first cleared: only tokens beyond these show an effect."""
         return self.reset.first(self.segment_length, self.model.block)
 
     @cached_property
@@ -208,9 +214,12 @@ def score_split(
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[], object] = lambda: None,
 ) -> Score:
-    """Score the split over all processes of ``world``; each reads its own range of lanes, and all get the same sums.
+    """Score the split over all processes of ``world``. Each reads its own range of lanes, and all return the same score.
 
-    ``limit_tokens``: read about so many tokens, from some documents, each for long. ``progress`` is called after each step.
+    Args:
+        clearing: the part of the State that is cleared; ``reset``: where.
+        limit_tokens: read only about this many tokens, the long beginnings of a few documents (`EvaluationLanes`).
+        progress: called after each step.
 
     Raises UserError if a store is labelled and the tokens read have no label.
     """

@@ -30,6 +30,7 @@ class TrainState:
 
     @classmethod
     def of(cls, resume: Checkpoint | None) -> TrainState:
+        """The progress at a checkpoint; that of a new run without one."""
         if resume is None:
             return cls()
         return cls(**{each.name: resume.meta[each.name] for each in fields(cls)})
@@ -40,7 +41,7 @@ class TrainState:
         if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
         bits = metrics.get("validation/bits_per_token")
-        if bits is not None:  # missing where it is no number
+        if bits is not None:  # missing where it is NaN
             best_by = metrics.get(config.checkpoint.best_by)
             if best_by is None:
                 print(

@@ -48,9 +48,14 @@ def train_as_worker(
     asked_to_stop: Callable[[], bool],
     on_trained: Callable[[TrainConfig, Tracker], None] = lambda config, tracker: None,
 ) -> None:
-    """Run one process of a training run: open, track (rank 0), train; at its last step rank 0 calls ``on_trained``.
+    """Run one process of a training run: open the inputs, start tracking on rank 0, and train.
 
-    Raises Stopped when it was asked to stop, and has saved.
+    Args:
+        world: this process and its peers.
+        asked_to_stop: called at each step; if it is True in any process, all of them save the step and stop.
+        on_trained: called by rank 0 after the last step, with its tracker still open.
+
+    Raises Stopped when the run was asked to stop, and its step is saved.
     """
     plugins.load()
     run_folder = RunFolder.of(config)
@@ -78,9 +83,9 @@ def train_as_worker(
 
 
 def open_run(config: TrainConfig, world: World) -> TrainInputs:
-    """Open stores and the newest good checkpoint, the one that rank 0 of the world has found.
+    """Open the stores, and the newest good checkpoint that rank 0 has found.
 
-    Raises a ValueError in one sentence when they do not fit the config.
+    Raises UserError when they do not fit the config.
     """
     data = config.data
     check_compared("checkpoint.best_by", config.checkpoint.best_by, of="validation/")
@@ -136,7 +141,10 @@ def agreed_checkpoint(run_folder: RunFolder, world: World) -> tuple[Checkpoint |
 
 @contextmanager
 def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tracker | None]:
-    """Rank 0's tracker, which logs how the block ends, and at which step the run begins; None on the other ranks."""
+    """Give rank 0 a tracker, and the other ranks None. When the block ends, the tracker logs how.
+
+    Rank 0 first prints the run's warnings, the step from which it resumes, and the precision.
+    """
     if world.rank > 0:
         yield None
         return
