@@ -256,9 +256,10 @@ SAMPLE_TOKENS = 16_384
 def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     """int64 [documents]: how many tokens to read of each, about `limit` in all.
 
-    Carried State shows its effect only far into a document. So most documents are left out (0) if the beginnings of all would be
-    short. The chosen documents hold evenly spaced tokens of the split, in order of length. There are as many as can give
-    `SAMPLE_TOKENS` each, or all they have. They are clipped to one length, the multiple of the block that best fills the limit.
+    Carried State shows its effect only far into a document. So where the beginnings of all documents would be short, a few long
+    beginnings are read, and the other documents are left out (0). To choose them, imagine the tokens of all documents in one row,
+    the shortest document first. Evenly spaced tokens of this row choose the documents that hold them: as many as can give
+    `SAMPLE_TOKENS` each, or all that they have. All are clipped to one length, the multiple of the block that best fills the limit.
     Lanes and segments do not change the choice: runs that differ in these are compared on the same text.
     """
     if limit < 1:
@@ -268,7 +269,9 @@ def _clip(lengths: np.ndarray, block: int, limit: int) -> np.ndarray:
     enough = max(block, min(limit // SAMPLE_DOCUMENTS, SAMPLE_TOKENS))
 
     def at(spacing: int) -> np.ndarray:
-        """Documents with a token at an odd multiple of half the spacing: all for a spacing of 1, one for that of all tokens."""
+        """The documents that hold a token at an odd multiple of half the spacing. A spacing of 1 chooses all documents. One as wide
+        as all tokens chooses one document.
+        """
         return order[np.diff((ends + spacing // 2) // spacing, prepend=0) > 0]
 
     def fits(spacing: int) -> bool:

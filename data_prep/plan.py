@@ -38,7 +38,7 @@ BYTES_PER_TOKEN = 4
 """Estimated bytes of text per token, unless the tokenizer is `bytes`."""
 
 LINES = 1 << 14
-"""Documents whose lines are digested together."""
+"""Documents whose lines (`SplitScan.inputs`) are digested together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +192,7 @@ class SplitScan:
 
     @cached_property
     def bytes(self) -> int:
+        """UTF-8 bytes of the text of all documents."""
         return int(self.documents.group.bytes.sum())
 
     @cached_property
@@ -245,6 +246,7 @@ class SplitPlan:
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
+        """The values that the fingerprint is made of, as the manifest records them."""
         return {
             "corpus": self.scan.inputs,
             "tokenizer": {"fingerprint": self.tokenizer.fingerprint, "vocab_size": self.tokenizer.vocab_size},
@@ -257,6 +259,7 @@ class SplitPlan:
 
     @cached_property
     def fingerprint(self) -> str:
+        """The digest of `inputs`. A split with the same one need not be prepared again."""
         return digest(self.inputs)
 
     def difference(self, made: Manifest) -> str:
@@ -293,6 +296,7 @@ class SplitPlan:
         return text
 
     def bytes_of(self, part: int) -> int:
+        """UTF-8 bytes of the text of a part's documents."""
         run = self.parts[part]
         return int(self.scan.documents.group.bytes[run.start : run.stop].sum())
 

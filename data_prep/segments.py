@@ -1,6 +1,7 @@
-"""Writes one part of a split: an Arrow IPC file of token segments, and its entry for the manifest.
+"""Writes one part of a split: a segment file, which is an Arrow IPC file of rows of tokens, and its entry for the manifest.
 
-A row is one segment: `document` (int32, index in the split's manifest), `offset` (int64, token offset in the document),
+A row holds a fixed number of one document's tokens (it is not the segment of a training step, which may have another length). Its
+columns: `document` (int32, index in the split's manifest), `offset` (int64, token offset in the document),
 `length` (int32, valid tokens) and `tokens` (fixed_size_list<uint16|uint32>[segment_length]; the last row of a document is
 padded with zeros). A corpus that labels its tokens itself has a column more: `targets` (fixed_size_list<int32>[segment_length];
 -1 where nothing is predicted, and in the padding). The rows of a document are consecutive and within one record batch, so its
@@ -243,7 +244,7 @@ def _together(documents: Iterator[Document]) -> Iterator[list[Document]]:
             some = []
             size = 0
         some.append(document)
-        del document
+        del document  # else this name would hold it while the next one is read
         size += length
         if size > TOGETHER or length > SHORT_TEXT:
             yield some
@@ -281,9 +282,9 @@ def _are_kept(
 
     Args:
         encoded: the tokens of these documents.
-        folds: texts that the tokenizer does not give back (`folded`). None: it may cover only certain texts, so every document is
-            decoded as a whole.
-        samples: the documents whose first tokens are decoded where ``folds`` are known; in the others they are only looked for.
+        folds: texts that the tokenizer does not give back (`folded`), which are looked for in every document. None: the
+            tokenizer may cover only certain texts, so every document is decoded as a whole.
+        samples: if ``folds`` are known, the documents whose first tokens are decoded too.
     """
     for i in range(len(documents)) if folds is None else samples:
         tokens = encoded.document(i).tokens

@@ -116,11 +116,12 @@ def scan_splits(
 
 
 def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: int, done: Done) -> Iterator[Manifest]:
-    """Write the parts of some splits that are not committed yet, and then their manifests, one after the other.
+    """Write the parts of some splits that are not committed yet. Then yield each split's manifest, once it is written.
 
     Args:
-        folder: of the corpus, where the plans' tokenizer was saved: tasks load it from there. Parts of another plan that stand
-            there without a manifest are made anew.
+        folder: the corpus's folder. Tasks load the plans' tokenizer from it, so it must be saved there. Parts that another plan
+            left in an unfinished split are replaced.
+        done: called for each part.
     """
     committed = {split: _clear(folder / split, len(plan.parts)) for split, plan in plans.items()}
     fingerprints: dict[tuple[str, int], str] = {}
@@ -155,6 +156,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
 
 
 def _commit(folder: Place, plan: SplitPlan, index: int, staged: Place, result: PartResult) -> None:
+    """`commit_part`, which does nothing if another machine has finished the split by the same plan."""
     try:
         commit_part(folder, index, staged, result)
     except FileNotFoundError:  # another machine has finished the split, and removed what was staged
@@ -172,8 +174,8 @@ def discard_split(folder: Place, unfinished: bool = False) -> None:
     """Remove a finished split, its manifest first: an interrupted removal then leaves no split that looks finished.
 
     Args:
-        unfinished: also remove a split that was not finished, which has a ledger; else it stays, so that a killed preparation
-            that overwrites resumes where it stopped.
+        unfinished: also remove a split that was not finished. By default it stays: a preparation that was killed while it overwrote
+            the split then resumes where it stopped.
     """
     if (folder / "manifest.json").exists():
         (folder / "manifest.json").delete()
@@ -193,9 +195,10 @@ def _ledger(folder: Place, index: int) -> Place:
 
 
 def check_own(folder: Place, overwrite: bool, empty: bool) -> None:
-    """Raises StoreError if a split's folder holds a file that no preparation wrote, and is to be written or removed.
+    """Raises StoreError if preparing would write into or remove a split's folder with a file that no preparation wrote.
 
-    A finished split stays without ``overwrite``. Where the split is ``empty``, a folder stays that no preparation has begun.
+    Nothing is written or removed where the split is finished, without ``overwrite``; or where the split is ``empty`` (it has no
+    documents now) and no preparation has begun in its folder.
     """
     finished = (folder / "manifest.json").exists()
     if finished and not overwrite:

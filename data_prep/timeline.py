@@ -141,6 +141,12 @@ class Timeline:
         return -(-self._lengths[documents] // (self.block * self._unit)) * self._unit
 
     def _add(self, places: np.ndarray, documents: np.ndarray, begin: int) -> None:
+        """Enter newly placed documents, count their tokens in `valid`, and forget those that ended at block `begin` or before.
+
+        A document's first and last step get what it fills of them, and each step between gets a whole segment, T. These are a
+        running sum over the steps: +T after the first step, −T at the last. In a document of one step the two parts are T too much
+        together, and the running sum takes T away.
+        """
         T = self.segment_length
         first = places // self.lanes * self.block  # in token slots of the lane
         last = first + self._lengths[documents]
@@ -153,7 +159,7 @@ class Timeline:
             self.valid = np.concatenate([self.valid, more])
         np.add.at(self.valid, step, (step + 1) * T - first)
         np.add.at(self.valid, last_step, last - last_step * T)
-        between = np.zeros(steps - lowest, dtype=np.int64)  # whole segments; minus one where a document is in one alone
+        between = np.zeros(steps - lowest, dtype=np.int64)
         np.add.at(between, step + 1 - lowest, T)
         np.add.at(between, last_step - lowest, -T)
         self.valid[lowest:steps] += np.cumsum(between)

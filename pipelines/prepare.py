@@ -114,6 +114,7 @@ def commands() -> dict[str, PrepareConfig]:
 
 
 def main(argv: list[str]) -> None:
+    """Prepare the corpus of a command line. Raises UserError for bad input."""
     config = cli.parse_preset(
         commands(), argv, "Tokenize and store a corpus.", noun="corpus", names=lambda: described("corpus", CORPORA)
     )
@@ -262,10 +263,11 @@ def _tokenizer(
 def _standing(
     config: PrepareConfig, plans: Mapping[str, SplitPlan], tokenizer: Tokenizer, empty: Sequence[str]
 ) -> tuple[dict[str, Manifest], list[str]]:
-    """The manifests of splits that these plans have already made, and a sentence on each other one that stays in the store.
+    """Compare the splits in the store with the plans. Returns the manifests of those that are already what their plan would make,
+    and warnings about splits that stay as they are.
 
-    Raises StoreError where a split may not be overwritten that was made from something else, is damaged, or is empty now; and
-    where one that stays was made with another tokenizer, for a corpus in a store has one.
+    Raises StoreError if a split would have to be replaced without --overwrite: it was made from something else, is damaged, or has
+    no documents now. Also if a split that is not planned was made with another tokenizer, since a corpus in a store has only one.
     """
     finished = {}
     sentences = []

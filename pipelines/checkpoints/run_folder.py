@@ -44,8 +44,10 @@ RECORDS = ("metrics.jsonl", "mlflow_run.json")
 PUBLISH_SECONDS = 10.0
 """How often a growing file is published again."""
 UNUSED_SECONDS = 3600.0
+"""Age at which a local copy of a bucket's checkpoint may be removed, counted from when it was last opened."""
 CHUNK = 4 << 20
 COMMITTED = re.compile(rf"{NAME.pattern}/checkpoint\.json")
+"""The path, below checkpoints/, that shows that a checkpoint's upload to a bucket was finished."""
 
 Folder = TypeVar("Folder", Path, Place)
 

@@ -4,11 +4,13 @@
     saver.save(200, model=…, optimizer=…, per_lane=…, per_process=…, meta=…)     # returns when all of it is copied
     saver.close()                                                                # returns when it is on the disk
 
-Each process has such a thread. It writes the file of its own lanes and, beside it, a note of its size and checksum, where no other
-start of the run writes. In a bucket that is `checkpoints/step-00000200.<token>/`, else `.step-00000200.<token>.tmp`, which is then
-renamed to `step-00000200` (a bucket cannot rename, and the path that a person types needs no token). The thread of rank 0 writes
-the weights, waits for the notes of all others, and writes checkpoint.json, which completes the checkpoint. The threads use no
-collectives: these belong to the loop. One save runs at a time; the next one waits for it.
+Each process has such a thread. It writes the file of its own lanes and, beside it, a note of the file's size and checksum. The
+thread of rank 0 also writes the weights, waits for the notes of all others, and writes checkpoint.json, which completes the
+checkpoint. The threads use no collectives: these belong to the loop. One save runs at a time; the next one waits for it.
+
+All write into one folder, whose name holds a random token of this start of the run, so that no other start writes there. In a local
+folder it is `.step-00000200.<token>.tmp`, and is renamed to `step-00000200` in the end. In a bucket, where nothing can be renamed,
+it is `checkpoints/step-00000200.<token>/`.
 """
 
 from __future__ import annotations
@@ -179,6 +181,7 @@ class Saver:
     # The thread
 
     def _write(self, step: int, files: Mapping[str, Mapping[str, Tensor]], values: dict[str, Any]) -> None:
+        """Write this process's files; rank 0 then completes the checkpoint. An error is kept for the loop (`_failed`)."""
         run = self._run
         checkpoint = name_of(step, self._token)
         # `staged`: where this process writes. `together`: where the files of all meet. For a bucket, each process writes into a
@@ -244,6 +247,7 @@ class Saver:
             self._on_disk(step, values, place.recorded)
 
     def _failed(self, step: int, error: Exception, staged: Path, together: Place) -> None:
+        """Keep an error for the loop and remove what was written. A rank other than 0 leaves a note, which rank 0 waits for."""
         told = error if isinstance(error, SaveError) else f"rank {self._world.rank}: {first_cause(error)}"
         kept = "no other one was saved" if self.newest_step() == 0 else "those before it are intact"
         self._error = (Unwritable if is_users(error) else SaveError)(
