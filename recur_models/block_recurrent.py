@@ -9,7 +9,7 @@ runs over all blocks in parallel, each against the states that it saw.
 
 A recurrent layer adds ``states`` [B, S, D] to the State of every layer (sliding_window.py). While a block is read token by token,
 the layer also keeps ``read_keys`` and ``read_values`` [B, H, S, E], which tokens read from the states. They belong to the block's
-first states, so they are made once per block. Letters: see layers.py; n tokens of one block.
+first states, so they are made once per block. Letters: see layers.py and gates.py; n tokens of one block.
 """
 
 from __future__ import annotations
@@ -103,7 +103,11 @@ class RecConfig(WindowedConfig):
 
 
 class StateDirection(nn.Module):
-    """The horizontal direction: states attend to one another and to the tokens of two blocks; gates replace the residuals."""
+    """The horizontal direction (section 3.1): states attend to one another and to two blocks' tokens; gates replace residuals.
+
+    With the dual cell: a = [attend to states; attend to tokens], c' = gate(c, a), next c = gate(c', ReLU(norm(c')·W)). The single
+    cell has only the second gate, over a; the skip cell has only the first (section 3.5).
+    """
 
     def __init__(self, config: RecConfig):
         super().__init__()
@@ -128,7 +132,13 @@ class StateDirection(nn.Module):
     def update(
         self, c_BSD: Tensor, read: Projections, k_BHZE: Tensor, v_BHZE: Tensor, no_previous_block_B: Tensor | None
     ) -> Tensor:
-        """The states after a block: ``read`` of the states before it, keys and values of its 2W tokens."""
+        """The states after a block: [B, S, D].
+
+        Args:
+            c_BSD: the states before it, and ``read``: what `read` made of them.
+            k_BHZE, v_BHZE: keys and values of the tokens in the block and the one before it.
+            no_previous_block_B: bool, lanes on which the previous block's tokens are masked; None masks none.
+        """
         assert read.q_cross is not None
         self_BHSE = attend(read.q_self, read.k, read.v)
         cross_BHSE = attend(read.q_cross, k_BHZE, v_BHZE, no_previous_block_B)

@@ -154,7 +154,7 @@ class CoreLayer(nn.Module):
         v0 = None
         if crossing is not None and self.config.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
-        elif crossing is not None:
+        elif crossing is not None:  # a zero vector stands in place of each token of another document
             k0, v0 = zero_key_value or self.zero_key_value()
             logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
         logits = logits + distance_Hnm
@@ -228,8 +228,9 @@ class Distances(NamedTuple):
     def of(self, q_HnE: Tensor, keys: int) -> Tensor:
         """q·e[distance] for this many keys, of which the last are the queries' own: [..., H, n, m].
 
-        Each row of q·e is shifted by one against the next, so that no table of n × m embeddings is made. A key that is not seen
-        gets the value of another distance. No key may lie further before all queries than the span.
+        q·e is computed for all distances, and each row is then shifted by one against the next (Dai et al. 2019, arXiv 1901.02860,
+        Appendix B), so that no table of n × m embeddings is made. A key that is not seen gets the value of another distance. The
+        first query must have no key further before it than the span.
         """
         n = q_HnE.shape[-2]
         first = self.span - 1 - (keys - n - self.nearest)  # column of the first query's distance to the first key

@@ -51,7 +51,7 @@ def unmarked(model: RecurrentModel, tokens_BT: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DecodingState:
-    """How far each lane has read."""
+    """The reading position of each lane: its State at a block boundary, and the tokens that it has read since."""
 
     state: State
     """The State at each lane's last block boundary."""

@@ -103,7 +103,7 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """`unit_lower_inverse`, with a gradient of two products instead of one for every half."""
+    """`unit_lower_inverse` L⁻¹ with the gradient −L⁻ᵀ G L⁻ᵀ below the diagonal: two products instead of some for every half."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, A: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class GatedDelta(RecurrentMixer):
         beta = torch.sigmoid(upcast(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
         log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
         if self.decay is not None:
-            # A token decays the state once, in its first transition.
+            # log a = −exp(log_rate) · softplus(…), as in Mamba-2. A token decays the state once, in its first transition.
             step_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
             is_first_R1 = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
             log_decay = -upcast(self.log_rate_H).exp() * step_BTH[:, :, None] * is_first_R1

@@ -85,7 +85,7 @@ class RecurrentCache(Cache):
 
 
 def by_layers(forward: Forward) -> Forward:
-    """A `forward` whose layers alone are compiled under torch.compile."""
+    """Decorate a `forward` so that torch.compile compiles the model's layers, and not the loops around them."""
 
     @wraps(forward)
     def called(self: ThroughlinePreTrainedModel, *args: Any, **kwargs: Any) -> Any:
@@ -265,8 +265,9 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
 
 
 class ThroughlineModel(ThroughlinePreTrainedModel):
-    """A model's hidden states, as its output layer reads them: `pipelines.embed` writes the same. Its weights are all of the
-    model's, the output layer's among them."""
+    """A model that returns hidden states, as its output layer reads them: `pipelines.embed` writes the same. It has all weights of
+    the model, also those of the output layer.
+    """
 
     @by_layers
     @can_return_tuple

@@ -137,6 +137,7 @@ class MemoryLayer(nn.Module):
         return {"states": upcast(self.tokens.project.scale_H).new_zeros(lanes, *self.association.shape)}
 
     def forward(self, x_BND: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read one block with its memory tokens. Returns the residual stream [B, N, D], and the layer's next State."""
         x_BND = self.tokens(self.add_memory(x_BND, state), unseen_NN)
         memory_BSD = x_BND[:, -self.memory_tokens :].contiguous()  # otherwise rounding depends on memory addresses
         return x_BND, self.write_memory(memory_BSD, state)
@@ -296,6 +297,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         return model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
+        """Takes the memory tokens behind the block through all layers, with the keys and values that each layer has kept."""
         model = self.model
         lanes = len(block["layers.0.keys"])
         x_BSD = state["states"] if model.passes_tokens else model.initial_memory(lanes)

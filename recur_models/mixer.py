@@ -210,9 +210,14 @@ class ShortConvolution(nn.Module):
 def behind_earlier(
     x_BTZ: Tensor, inputs_BJZ: Tensor, fresh_BK: Tensor, valid_BT: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Each block behind the J tokens before it [B, K, S, Z], which are zeros where a document begins; and the J newest tokens.
+    """Put the J tokens before each block in front of it. They are zeros where a document begins.
 
-    Where there are several blocks, each has J tokens or more (`check_block`).
+    Args:
+        x_BTZ: K blocks, each of J tokens or more if there are several (`check_block`).
+        inputs_BJZ: the tokens before the first block.
+        valid_BT: bool, False at padding behind the last token; None without padding.
+
+    Returns the padded blocks [B, K, S, Z], and the J newest tokens [B, J, Z].
     """
     kept = inputs_BJZ.shape[1]
     x_BKWZ = x_BTZ.unflatten(1, (fresh_BK.shape[1], -1))
@@ -336,13 +341,13 @@ def chunk_costs(sizes: Sizes, heads: int, pairs: int, states: int, per_token: in
 
 
 def initial_step_bias(heads: int) -> nn.Parameter:
-    """A bias for each head whose softplus is a step from 0.001 to 0.1, uniform in its logarithm."""
+    """For each head a bias whose softplus, a step, is from 0.001 to 0.1, uniform in its logarithm, as in Mamba-2's code."""
     step_H = torch.exp(torch.empty(heads).uniform_(-6.907755, -2.302585))  # log 0.001, log 0.1
     return nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))  # softplus inverted
 
 
 def initial_log_rate(heads: int) -> nn.Parameter:
-    """For each head the logarithm of a decay rate, uniform from 1 to 16."""
+    """For each head the logarithm of a decay rate, uniform from 1 to 16, as in Mamba-2's code (Dao & Gu 2024, arXiv 2405.21060)."""
     return nn.Parameter(torch.empty(heads).uniform_(1.0, 16.0).log())
 
 

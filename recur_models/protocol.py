@@ -229,7 +229,7 @@ class IncrementalDecoder(ABC):
 
 
 class Places:
-    """Where new tokens stand in their lanes' blocks. Writes tensors of the tokens there.
+    """The places of new tokens in their lanes' blocks. `write` puts a tensor of the tokens into one of the blocks.
 
     Attributes:
         of_tokens_Bn: int64. The place of each token in its block; those beyond a lane's count are padding.

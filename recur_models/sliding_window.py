@@ -103,7 +103,7 @@ class Part(NamedTuple):
     unseen_BnZ: Tensor
     """bool. True for keys that a token does not see."""
     blind_BHn1: Tensor | None
-    """bool. True for tokens that see nothing."""
+    """bool. True for tokens that see nothing, as a document's first one under ``equations="paper"``; None if there are none."""
 
 
 class WindowedLayer(nn.Module, ABC):
@@ -158,7 +158,9 @@ def empty_cache(config: StackConfig, lanes: int, like: Tensor) -> State:
 
 
 class TokenLayer(nn.Module):
-    """The vertical direction: sliding self-attention, in parallel with cross-attention to states when ``cross``; then the MLP."""
+    """The vertical direction (section 3.1): self-attention in a window, in parallel with cross-attention to states when ``cross``;
+    then the MLP.
+    """
 
     def __init__(self, config: StackConfig, cross: bool, position: bool = True):
         super().__init__()
@@ -223,10 +225,10 @@ class TokenLayer(nn.Module):
 
 
 class Layer(WindowedLayer):
-    """A window without states of its own; it may read those that another layer shares.
+    """A layer of `slide` and `xl`, and the other layers of `rec`: a window without states of its own.
 
-    ``cross``: its tokens read the states of another layer. ``cache``: whether gradients reach the previous block of the same
-    segment through its keys and values.
+    ``cross``: its tokens also read the states that another layer shares (feedback). ``cache``: whether gradients reach the previous
+    block of the same segment through its keys and values.
     """
 
     def __init__(
@@ -274,10 +276,12 @@ class Layer(WindowedLayer):
 
 
 class WindowedTransformer(TiedModel):
-    """The stack.
+    """The model of every `WindowedConfig`: embeddings, a stack of `WindowedLayer`s, and a final norm before the tied output layer.
 
-    ``layer``: makes the layer at a place in the stack, counted from 0. ``sharing_layer``: under feedback, the place of the layer
-    whose states all layers read (Appendix E); the stack then runs block by block.
+    Args:
+        layer: makes the layer at a place in the stack, counted from 0.
+        sharing_layer: under feedback, the place of the layer whose states all layers read (Appendix E). The stack then runs block
+            by block.
     """
 
     config: WindowedConfig
@@ -322,7 +326,7 @@ class WindowedTransformer(TiedModel):
         return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
-        """All layers over some blocks."""
+        """Some blocks through all layers: the residual stream after them [B, T, D], and the next State."""
         x_BKWD = x_BTD.unflatten(1, (-1, self.block))
         after: State = {}
         layers = []

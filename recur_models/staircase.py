@@ -286,6 +286,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         distance_Bnm = places.of_tokens_Bn[..., None] + (N - 1) * C - slot_m
         missing_B1m = slot_m // C < (N - 1 - state["states_count"])[:, None, None]
         for i in range(config.passes):
+            # At pass i, the i oldest chunks have left the step.
             seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m)
             for j, layer in enumerate(model.layers):
                 note(i * config.layers + j, x_BnD)

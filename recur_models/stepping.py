@@ -30,7 +30,7 @@ def logit_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: 
 
 
 def distance_and_unseen(place_Bn: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
-    """How far each key stands before each token, int64 [B, n, Z], and whether the token does not see it, bool [B, n, Z].
+    """The distance from each token back to each key, int64 [B, n, Z], and whether the token does not see it, bool [B, n, Z].
 
     A token sees the ``span`` tokens before it. ``place_Bn``: int64, the tokens' places in their block. ``keys``: Z; the first one
     stands ``span`` tokens before the block.

@@ -1,4 +1,4 @@
-"""What `vanilla`, `rmt`, `armt` and the models with windowed attention share: embeddings, which also make the logits.
+"""The embeddings of `vanilla`, `rmt`, `armt` and the models with windowed attention, which also make the logits.
 
     x_BTD = model.embed(tokens_BT)
     nats_BT = model.head(x_BTD, targets_BT)         # x_BTD: the last layer's output
