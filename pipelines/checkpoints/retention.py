@@ -63,10 +63,10 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
 
 
 def validated_on(checkpoint: Snapshot) -> tuple[str, int]:
-    """What tells the texts of validations apart: the fingerprint of the train split, which stands for the whole store, and how
-    many tokens of the validation split were asked for.
+    """What tells the texts of validations apart: the fingerprint of the validation split, and how many of its tokens were read at
+    most.
     """
-    return checkpoint.meta["store"], checkpoint.meta["config"]["validate_tokens"]
+    return checkpoint.meta["validation"]["store"], checkpoint.meta["config"]["validate_tokens"]
 
 
 def give_name(written: Place, final: Place) -> None:

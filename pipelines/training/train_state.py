@@ -25,8 +25,9 @@ class TrainState:
     """Bits per token that clearing the recurrent State cost in the newest validations."""
     warned: bool = False
     """Whether the newest warning says that the model ignores its recurrent State."""
-    validation: dict[str, float] | None = None
-    """The newest validation: its step, its bits per token, and the metric by which checkpoints are compared."""
+    validation: dict[str, Any] | None = None
+    """The newest validation: its step, its bits per token, the metric by which checkpoints are compared, and the fingerprint of its
+    split."""
 
     @classmethod
     def of(cls, resume: Checkpoint | None) -> TrainState:
@@ -35,8 +36,10 @@ class TrainState:
             return cls()
         return cls(**{each.name: resume.meta[each.name] for each in fields(cls)})
 
-    def note_validation(self, metrics: Mapping[str, float], step: int, config: TrainConfig) -> None:
-        """Keep the values of a validation that later steps need."""
+    def note_validation(
+        self, metrics: Mapping[str, float], step: int, config: TrainConfig, validated: SegmentStore
+    ) -> None:
+        """Keep the values of a validation that later steps need. ``validated``: the split that was read."""
         worth = metrics.get("validation/worth_of_states_bits")
         if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
@@ -50,7 +53,8 @@ class TrainState:
                 )
                 self.validation = None
                 return
-            self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by}
+            text = validated.manifest.fingerprint
+            self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by, "store": text}
 
     def warn_of_unused_state(self, health: Health, tracker: Tracker, step: int) -> None:
         """Print once that the model has begun to ignore its recurrent State, or to use it again, and tag the run with it."""

@@ -74,13 +74,13 @@ class Trained:
             optimizer=self.optimizer,
             per_lane={"digest": torch.tensor([step, -step])},
             per_process={"nats": torch.tensor(0.5)},
-            meta={"store": "one", "config": {"validate_tokens": 0}, "validation": self.validation(step)},
+            meta={"config": {"validate_tokens": 0}, "validation": self.validation(step)},
         )
         return self.run.folder / "checkpoints" / name_of(step)
 
-    def validation(self, step: int) -> dict[str, float] | None:
+    def validation(self, step: int) -> dict[str, Any] | None:
         bits = self.bits.get(step)
-        return None if bits is None else {"step": step, "bits_per_token": bits, "best_by": bits}
+        return None if bits is None else {"step": step, "bits_per_token": bits, "best_by": bits, "store": "one"}
 
     def obstruct(self, step: int) -> Path:
         """A file where the folder of this step's checkpoint would be made."""
@@ -384,8 +384,8 @@ def test_an_interrupted_removal_leaves_no_checkpoint(tmp_path: Path, monkeypatch
 
 def validated(step: int, metrics: dict[str, float], store: str = "one", validate_tokens: int = 0) -> Checkpoint:
     """A checkpoint with these metrics of its validation."""
-    meta = {"step": step, "store": store, "config": {"validate_tokens": validate_tokens}}
-    return Checkpoint(Path("run"), {**meta, "validation": {"step": step, **metrics}})
+    meta = {"step": step, "config": {"validate_tokens": validate_tokens}}
+    return Checkpoint(Path("run"), {**meta, "validation": {"step": step, "store": store, **metrics}})
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_the_best() -> None:
