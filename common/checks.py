@@ -9,7 +9,7 @@ import dataclasses
 import math
 from functools import cache
 from numbers import Integral, Real
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from common.errors import UserError
@@ -53,7 +53,7 @@ def type_mismatch(value: Any, kind: Any) -> str:
         return "" if value in inside else _needed(kind)
     if get_origin(kind) in (Union, UnionType):
         fits = any(not type_mismatch(value, one) for one in inside)
-        return "" if fits else " or ".join(NAMES[one] for one in inside if one in NAMES)
+        return "" if fits else " or ".join(_needed(one) for one in inside if one is not NoneType)
     if get_origin(kind) is tuple:
         return _list_mismatch(value, inside)
     kind = get_origin(kind) or kind  # of dict[str, int] the dict alone is checked

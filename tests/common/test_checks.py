@@ -17,6 +17,8 @@ from common.checks import type_mismatch
         ("x", Optional[int], "a whole number"),  # noqa: UP045
         (0.5, float | None, ""),
         ("a", Literal["a"] | None, ""),
+        ("b", Literal["a"] | None, "one of a"),
+        (3, dict[str, int] | None, "a dict"),
         ({"a": 1}, dict[str, int], ""),
         ([1], dict[str, int], "a dict"),
         (True, int, "a whole number"),
