@@ -7,8 +7,8 @@
     python -m pipelines.train exported/tuned --run more   # begins with an exported folder's model and weights
 
 Everything of a run is in `<root>/<run>`: config.json, metrics.jsonl, checkpoints/, logs/. The curves are in MLflow (`make ui`).
-Exit status: 0 trained; 1 failed, with a traceback; 2 a user's error; 75 asked to stop (by a signal or a file `stop` in the run's
-folder) and saved: rerun the command to resume.
+Exit status: 0 trained; 1 failed, with a traceback; 2 a user's error; 70 hung, and ended by itself; 75 asked to stop (by a signal
+or a file `stop` in the run's folder) and saved: rerun the command to resume.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """`unit_lower_inverse` L⁻¹ with the gradient −L⁻ᵀ G L⁻ᵀ below the diagonal: two products instead of some for every half."""
+    """`unit_lower_inverse`, L⁻¹. Its gradient is −L⁻ᵀ G L⁻ᵀ below the diagonal: two products; autograd takes several a half."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, A: Tensor) -> Tensor:

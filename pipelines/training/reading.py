@@ -137,9 +137,8 @@ def read_segments(
                     output, wrong, state = predict(model, *read, targets_BT[:, tokens], store.labelled)
             parts.append([output] if wrong is None else [output, wrong])
             state = detach(state)
-        whole = [
-            torch.cat(part, 1) for part in zip(*parts, strict=True)
-        ]  # the output, and of labels those that were wrong
+        # The output; for labels also which were wrong.
+        whole = [torch.cat(part, 1) for part in zip(*parts, strict=True)]
         yield Segment(step, schedule, batch, whole[0], whole[1] if len(whole) > 1 else None, state)
 
 

@@ -83,7 +83,7 @@ def digest_lanes(digest_B: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 def seed_dropout(seed: int, world: World, step: int = 0) -> None:
     """Seed torch's generators for dropout, differently on each process; ``step``: the one from which lanes have new owners."""
-    # The factors are primes, so that seeds, steps and ranks of usual sizes give different sums.
+    # In one run, steps and ranks give different sums, up to 1,009 processes.
     torch.manual_seed((seed * 1_000_003 + step * 1_009 + world.rank + 1) % (1 << 64))
 
 

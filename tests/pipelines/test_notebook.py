@@ -263,10 +263,8 @@ MANY = """
 import sys
 from multiprocessing import get_context
 from pathlib import Path
-from benchmarks.killing import make_store
 from pipelines.config.run import TrackingConfig
 from pipelines.tracking import Tracker
-from pipelines.train import main as train_run
 from pipelines.tracking.client import load_mlflow
 root, server, *names = sys.argv[1:]
 places = [TrackingConfig(experiment="many", uri=uri, system_metrics="off") for uri in ("", server)]

@@ -186,6 +186,5 @@ def test_a_parameter_that_begins_at_zero_is_moved() -> None:
     parameter = nn.Parameter(torch.zeros(4, 3))
     parameter.grad = torch.ones(4, 3)
     Adafactor([parameter], lr=1.0, beta1=0.0, weight_decay=0.0).step()
-    torch.testing.assert_close(
-        parameter.detach(), torch.full((4, 3), -1e-3)
-    )  # ε₂, the least size that scales an update
+    # ε₂, the least size that scales an update
+    torch.testing.assert_close(parameter.detach(), torch.full((4, 3), -1e-3))
