@@ -243,11 +243,12 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         outputs = []
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
+        distance_Bnm, unseen_Bnm = distance_and_unseen(places.of_tokens_Bn, config.span, len(slot_m))
         shared = model.shared(missing=True)
         for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
-            distance_B1m, unseen_B1m = distance_and_unseen(place_B1, config.span, len(slot_m))
-            seen = Seen(unseen_B1m[:, None], missing_B1m)
+            distance_B1m = distance_Bnm[:, n : n + 1]
+            seen = Seen(unseen_Bnm[:, None, n : n + 1], missing_B1m)
             parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)
             outputs.append(output_B1D)
