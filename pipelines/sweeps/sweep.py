@@ -206,7 +206,8 @@ class Sweep:
         path = self.folder / "results.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else ():
             with contextlib.suppress(ValueError):  # a line torn by a kill, written again later
-                if isinstance(event := parse_json(line), dict) and "event" in event:
+                event = parse_json(line)
+                if isinstance(event, dict) and "event" in event:
                     yield event
 
     def drawn(self) -> list[Draw]:

@@ -176,7 +176,8 @@ def test_a_sweeps_trials_are_its_children(notebook: Notebook) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["alone", *TRIALS])
 def test_a_run_has_its_config_its_data_and_every_metric_once(notebook: Notebook, name: str) -> None:
-    run, logged = notebook.runs[name], notebook.logged(name)
+    run = notebook.runs[name]
+    logged = notebook.logged(name)
     assert run["info"]["status"] == "FINISHED"
     assert pairs(run["data"]["params"]) == flat(json.loads((notebook.root / name / "config.json").read_text()))
     assert run["inputs"]["dataset_inputs"][0]["dataset"]["name"] == "text/train"
@@ -191,7 +192,8 @@ def test_a_run_has_its_config_its_data_and_every_metric_once(notebook: Notebook,
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["alone", *TRIALS])
 def test_each_checkpoint_is_a_model_with_its_validation(notebook: Notebook, name: str) -> None:
-    run, logged = notebook.runs[name], notebook.logged(name)
+    run = notebook.runs[name]
+    logged = notebook.logged(name)
     models = models_of(notebook.server, run)
     assert sorted(models) == [5, 10, 15, 20]
     assert {(o["model_id"], int(o["step"])) for o in run["outputs"]["model_outputs"]} == {
@@ -225,7 +227,8 @@ def test_a_run_that_mlflow_has_not_is_refused(notebook: Notebook, tmp_path: Path
 @pytest.mark.long
 def test_the_best_checkpoint_is_registered_and_transformers_opens_it(notebook: Notebook, tmp_path: Path) -> None:
     version = notebook.server.call("registered-models/alias", name="alone", alias="best")["model_version"]
-    run, validations = notebook.runs["alone"], notebook.validations("alone")
+    run = notebook.runs["alone"]
+    validations = notebook.validations("alone")
     best = min((10, 20), key=lambda step: validations[step]["validation/bits_per_token"])
     model = models_of(notebook.server, run)[best]
     assert version["source"] == f"models:/{model['info']['model_id']}"
