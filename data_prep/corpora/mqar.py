@@ -20,7 +20,7 @@ generator `multiquery_ar`, stated anew. There 100,000 documents train and 3,000 
 Rewriting is that of Rodkin et al. 2024, "Associative Recurrent Memory Transformer", where one key is asked for.
 
     python -m pipelines.prepare mqar --length 256 --pairs 16
-    python -m pipelines.prepare mqar --length 256 --pairs 64 --curriculum 4 8 16 32 64
+    python -m pipelines.prepare mqar --length 256 --pairs 64 --curriculum 4 8 16 32 64 --proportional
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Mqar(Task):
     """Pairs of keys and values; the target where a key comes back is its value."""
 
     name: ClassVar[str] = "mqar"
-    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": (), "rewrites": 0}
+    unrecorded: ClassVar[dict[str, Any]] = {"curriculum": (), "rewrites": 0, "proportional": False}
     graded: ClassVar[str] = "pairs"
 
     train: int = 100_000
@@ -65,16 +65,30 @@ class Mqar(Task):
     curriculum: tuple[int, ...] = ()
     """Pairs in the documents to train on instead: an equal share of the split has each number, in this order. The other splits
     keep --pairs. --data.order sequential trains on the first ones first, shuffled mixes them."""
+    proportional: bool = False
+    """With a curriculum, documents to train on with fewer pairs have fewer tokens in proportion, not more fillers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least(self, pairs=1, rewrites=0)
-        most = max((self.pairs, *self.curriculum))
-        given = most + min(self.rewrites, most)
-        check_least(self, length=2 * (most + given), vocabulary=2 * given + 2)
+        given = self.most + min(self.rewrites, self.most)
+        check_least(self, length=2 * (self.most + given), vocabulary=2 * given + 2)
         check_most(self, vocabulary=MAX_SYMBOLS)
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
+
+    @property
+    def most(self) -> int:
+        """Pairs of a document, at most."""
+        return max((self.pairs, *self.curriculum))
+
+    def tokens_of(self, split: str, index: int) -> int:
+        """Tokens of a document."""
+        if split != "train" or not self.proportional:
+            return self.length
+        pairs = self.length_of(split, index)
+        needed = 4 * pairs + 2 * min(self.rewrites, pairs)
+        return max(needed, self.length * pairs // self.most)
 
     def symbols(self) -> list[str]:
         return [self.symbol(i) for i in range(self.vocabulary)]
@@ -83,25 +97,27 @@ class Mqar(Task):
         return f"{'k' if number < self.vocabulary // 2 else 'v'}{number}" if number else BLANK
 
     def size(self, split: str, index: int) -> int:
-        return 2 * self.length + 12 * self.length_of(split, index) if self.filler == "blank" else 6 * self.length
+        length = self.tokens_of(split, index)
+        return 2 * length + 12 * self.length_of(split, index) if self.filler == "blank" else 6 * length
 
     def written(self, draws: Draws, split: str, index: int) -> Written:
         """Draw one document: the pairs first, then each key once more, whose last value is the target."""
         pairs = self.length_of(split, index)
         rewrites = min(self.rewrites, pairs)
+        length = self.tokens_of(split, index)
         half = self.vocabulary // 2
         context = 2 * (pairs + rewrites)
         keys = [self.symbol(1 + i) for i in draws.distinct(half - 1, pairs)]
         values = [self.symbol(half + i) for i in draws.distinct(self.vocabulary - half, pairs + rewrites)]
         written = [*keys, *(keys[i] for i in draws.distinct(pairs, rewrites))]
-        text = [BLANK] * self.length
-        targets = [NOTHING] * self.length
+        text = [BLANK] * length
+        targets = [NOTHING] * length
         if self.filler == "random":
-            text = [self.symbol(i) for i in draws.below(self.vocabulary, self.length)]
+            text = [self.symbol(i) for i in draws.below(self.vocabulary, length)]
         text[0:context:2] = written
         text[1:context:2] = values
         # Exponential clocks with these odds as rates ring in an order that equals drawing by these odds without repetition.
-        odds = np.arange(1, (self.length - context) // 2 + 1) ** (self.power - 1)
+        odds = np.arange(1, (length - context) // 2 + 1) ** (self.power - 1)
         uniform = (draws.raw(len(odds)) >> np.uint64(11)).astype(np.float64) + 0.5
         slots = (-np.log(uniform * 2.0**-53) / odds).argsort(kind="stable")[:pairs].tolist()
         last = dict(zip(written, values, strict=True))

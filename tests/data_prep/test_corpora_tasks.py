@@ -229,6 +229,32 @@ def test_a_curriculum_of_pairs() -> None:
     assert "curriculum" not in Mqar().options() and Mqar(curriculum=(4, 8)).options()["curriculum"] == [4, 8]
 
 
+def test_documents_with_fewer_pairs_can_be_shorter_in_proportion() -> None:
+    task = Mqar(
+        train=3, validation=1, test=1, pairs=8, length=40, vocabulary=64, curriculum=(1, 4, 8), proportional=True
+    )
+    assert {split: [len(read) for read in documents(task, split)] for split in SPLITS} == {
+        "train": [5, 20, 40], "validation": [40], "test": [40],
+    }  # fmt: skip
+    assert [sum(label != NOTHING for _, label in read) for read in documents(task, "train")] == [1, 4, 8]
+    assert "proportional" not in Mqar().options() and task.options()["proportional"]
+
+
+def test_a_shorter_document_holds_its_rewrites() -> None:
+    task = Mqar(
+        train=2,
+        validation=0,
+        test=0,
+        pairs=8,
+        rewrites=1,
+        length=34,
+        vocabulary=64,
+        curriculum=(1, 8),
+        proportional=True,
+    )
+    assert [len(read) for read in documents(task, "train")] == [6, 34]
+
+
 def test_a_curriculum_of_products() -> None:
     task = Permutation(train=5, validation=2, test=1, group="S3", length=7, curriculum=(2, 4, 9))
     assert {split: [len(read) for read in documents(task, split)] for split in SPLITS} == {
@@ -353,7 +379,8 @@ def test_every_field_is_explained(kind: type[Task], capsys: pytest.CaptureFixtur
         main([kind.name, "--help"])
     _, _, told = capsys.readouterr().out.partition("corpus options")
     for field in fields(kind):
-        metavar, *explained = told.split(f"--{field.name} ")[1].split("(default")[0].replace("│", "").split()
+        option = f"--{field.name}, --no-" if field.type == "bool" else f"--{field.name} "
+        metavar, *explained = told.split(option)[1].split("(default")[0].replace("│", "").split()
         assert len(explained) >= 2, (field.name, metavar)
 
 
