@@ -103,6 +103,7 @@ class Training:
     def __init__(self, config: ModelConfig, vocab_size: int, lanes: int, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         self.config = config
+        self.vocab_size = vocab_size
         self.dtype = dtype
         self.model = config.build(vocab_size)
         self.optimizer = build_optimizer(self.model, replace(PRESETS["small-rec"].optim, lr=1e-3))
@@ -181,7 +182,7 @@ def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int, rates
     return [speeds, [f"{name}: {flops / 1e9:,.0f} GFLOP a step", *shares, "of the rate", results.NONE]]
 
 
-def profiled(name: Model, runs: dict[str, Callable[[], object]], entries: int) -> Rows:
+def profiled(name: str, runs: dict[str, Callable[[], object]], entries: int) -> Rows:
     """The largest entries of a step's profile in each precision: milliseconds of an operation itself, the median of three."""
     rows: Rows = []
     for dtype, run in runs.items():

@@ -1,0 +1,149 @@
+"""A training step with recurrence against one without, at SmolLM2-135M's sizes on one thread of this CPU.
+
+    python -m benchmarks.pretrained_step                                about fifteen minutes of one core, 12 GB
+    python -m benchmarks.pretrained_step --layers 4 --vocabulary 8193   two minutes, with about the same share of the output layer
+
+The models take turns in one process: `llama`; `llama-rec` as in the paper; the same with all but the recurrence frozen; and with an
+h_prev for each layer from the fifth on, as preset `smollm2-rec-layers` has. Weights and tokens are random. A step is forward,
+backward, clipping and AdamW over 2 lanes of 10 windows of 100 tokens, as in `paper gpt2 smollm2`. Times are CPU seconds of the
+process: other work on the machine delays it, and is not counted.
+
+The floor of a step is its matrix products (recur_models/costs.py, forward and backward) at the rate of a 2,048² product, measured
+in the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from benchmarks import machine, results
+from benchmarks.cpu_precision import DTYPES, Rows, Training, products, profiled
+from benchmarks.gpu_models import SMOLLM2
+from common.errors import UserError
+from pipelines.presets import PRESETS
+from pipelines.terminal import cli
+from pipelines.training.precision import machine_of
+from recur_models import ModelConfig
+from studies.papers.measuring import one_thread
+
+LANES = 2
+TOKENS = 1_000
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("smollm2", {}),
+    "llama-rec": ("smollm2-rec", {}),
+    "llama-rec, recurrence alone trained": ("smollm2-rec", {"trained": "recurrence"}),
+    "llama-rec, an h_prev for each layer": ("smollm2-rec-layers", {}),
+}
+"""Presets and changes to their models, by label."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Measurements to take."""
+
+    rounds: int = 5
+    """Rounds; the first two do not count."""
+    layers: int = 30
+    """Layers; SmolLM2-135M has 30."""
+    vocabulary: int = 49_153
+    """Token ids; SmolLM2 has 49,152, and a store one more."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """Precision of the matrix products."""
+    profile: int = 0
+    """Entries of each step's profile, the largest first; 0 for no profile."""
+    record: bool = False
+    """Record the result in results/pretrained."""
+
+    def __post_init__(self) -> None:
+        machine.check_rounds(self.rounds)
+        if self.layers < 5:
+            raise UserError(
+                f"--layers is {self.layers}: give 5 or more, since the fifth is the first with an h_prev of its own"
+            )
+        if self.vocabulary < 2:
+            raise UserError(f"--vocabulary is {self.vocabulary}: give 2 or more")
+
+
+def main(argv: list[str]) -> None:
+    config = cli.parse(BenchConfig, argv, __doc__)
+    recorder = results.Recorder("pretrained", "benchmarks.pretrained_step", argv, config.record)
+    kind = machine_of(torch.device("cpu")).kind
+    with one_thread():
+        print(f"{machine.describe()}; {kind}", flush=True)
+        _, rates = products(config.rounds)
+        trainings = {
+            label: Training(sized(label, config.layers), config.vocabulary, LANES, DTYPES[config.precision])
+            for label in MODELS
+        }
+        generator = torch.Generator().manual_seed(0)
+        tokens_BT = torch.randint(config.vocabulary, (LANES, TOKENS), generator=generator)
+        rows = measured(trainings, tokens_BT, config.rounds, rates[config.precision])
+        profiles: Rows = []
+        for label, training in trainings.items() if config.profile else ():
+            step = partial(training.step, tokens_BT, tokens_BT.roll(-1, 1))
+            runs: dict[str, Callable[[], object]] = {config.precision: step}
+            profiles += profiled(label, runs, config.profile)
+    recorder.table(
+        "A training step with recurrence against one without",
+        ("model", "s a step", "tokens per second of processor time", "/ llama, median (range)", "of the matrix rate"),
+        rows,
+        text=[
+            f"{config.layers} layers, {config.vocabulary:,} ids, {config.precision}; {kind}; one thread, whose 2,048² "
+            f"products run at {rates[config.precision] / 1e9:.0f} GFLOP/s."
+        ],
+    )
+    if profiles:
+        recorder.table(
+            "Profile of a training step with recurrence",
+            ("step", "operation", "calls", "ms", "of the step"),
+            profiles,
+            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
+        )
+
+
+def measured(trainings: dict[str, Training], tokens_BT: torch.Tensor, rounds: int, rate: float) -> Rows:
+    """Let the trainings take turns. Prints a line for each, and returns its row.
+
+    Args:
+        tokens_BT: tokens of a step.
+        rounds: number of steps of each; the first two do not count.
+        rate: FLOP/s of a large product.
+    """
+    seconds = [{label: timed(training, tokens_BT) for label, training in trainings.items()} for _ in range(rounds)]
+    counted = seconds[2:]
+    rows: Rows = []
+    for label, training in trainings.items():
+        median = statistics.median(each[label] for each in counted)
+        ratio = machine.median_and_range([each[label] / each["llama"] for each in counted])
+        speed = f"{tokens_BT.numel() / median:,.0f}"
+        flops = training.config.costs(training.vocab_size).computed_training_flops_per_token * tokens_BT.numel()
+        share = f"{flops / rate / median:.0%}"
+        print(f"  {label:36} {median:>6.2f} s  {speed:>6} tokens/s  {ratio:20} {share:>4} of the rate", flush=True)
+        rows.append([label, f"{median:.2f}", speed, ratio, share])
+    return rows
+
+
+def sized(label: str, layers: int) -> ModelConfig:
+    """The model of a label at SmolLM2's sizes, without pretrained weights."""
+    preset, changes = MODELS[label]
+    model: Any = PRESETS[preset].model
+    sizes = {name: value for name, value in SMOLLM2.items() if name != "window"}
+    return replace(model, **sizes | {"layers": layers} | changes)
+
+
+def timed(training: Training, tokens_BT: torch.Tensor) -> float:
+    """CPU seconds of one step."""
+    began = time.process_time()
+    training.step(tokens_BT, tokens_BT.roll(-1, 1))
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,48 @@
+"""The benchmark of a training step with recurrence: its models, and the record that it makes."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import cpu_precision, pretrained_step, results
+from common.errors import UserError
+from pipelines.presets import PRESETS
+
+
+def test_all_models_take_turns_and_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
+    monkeypatch.setattr(
+        pretrained_step, "SMOLLM2", pretrained_step.SMOLLM2 | {"d_model": 18, "mlp_dim": 8, "positions": 200}
+    )
+    monkeypatch.setattr(pretrained_step, "TOKENS", 200)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    pretrained_step.main(shlex.split("--layers 5 --vocabulary 9 --rounds 3 --profile 2 --precision float32 --record"))
+    printed = capsys.readouterr().out
+    table, profile = results.read(tmp_path / "pretrained" / results.JSON).records
+    assert [row[0] for row in table.rows] == list(pretrained_step.MODELS)
+    assert table.rows[0][3] == "1.00 (1.00 to 1.00)" and all(str(row[0]) in printed for row in table.rows)
+    assert len(profile.rows) == 8 and "aten::" in "".join(str(row[1]) for row in profile.rows)
+
+
+def test_models_have_smollm2s_sizes_and_their_presets_windows() -> None:
+    for label, (preset, changes) in pretrained_step.MODELS.items():
+        model: Any = pretrained_step.sized(label, layers=30)
+        expected: Any = PRESETS[preset].model
+        assert (model.window, model.overlap) == (expected.window, expected.overlap) == (100, 0)
+        assert model.pretrained == "none" and (model.d_model, model.heads, model.kv_heads) == (576, 9, 3)
+        assert all(getattr(model, name) == value for name, value in changes.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [("--rounds 2", "the first two do not"), ("--layers 4", "give 5 or more"), ("--vocabulary 1", "give 2 or more")],
+)
+def test_nothing_to_measure_is_a_users_error(words: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        pretrained_step.main(words.split())
