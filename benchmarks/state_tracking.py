@@ -12,7 +12,7 @@ state_tracking.png: errors over the position in a document. A rerun skips finish
 - algorithm: programs of 100 statements with one variable (paper: 3): what each `print` prints. Training also has programs of
   5, 10, 20 and 40 statements, as many statements of each length. The staircase has six passes over chunks of four here.
 - mqar: 4 pairs of 64 symbols, then each key again: recall, without a state that changes. mqar-16 and mqar-64 have 16 and 64 pairs
-  of 128 and 512 symbols, and training has fewer pairs, too; in mqar-rewrites each of four keys gets a second value, which counts.
+  of 128 and 256 symbols, and training has fewer pairs, too; in mqar-rewrites each of four keys gets a second value, which counts.
 - arithmetic: sums of products modulo 5, of 64 numbers; training has sums of 2 to 20.
 - permutation: products of 32 permutations of three things, S3. Those of five, S5, and the even ones, A5, are the hardest state to
   follow (Merrill et al. 2024): permutation-s5 and permutation-a5. Their training has products of 2, 4, 8 and 16, too, as many

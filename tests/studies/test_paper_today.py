@@ -13,7 +13,7 @@ from studies.papers import PAPERS
 from studies.papers.measuring import written_per_second
 from studies.papers.tables import Run
 from studies.papers.today import LABELS, NAMES, ON_BYTES, ON_PG19, ON_PG19_400M, TASK_DATA
-from studies.state_tracking import MODELS, MODELS_FOR_RECALL, MODELS_FOR_STEPS, TASKS
+from studies.state_tracking import MODELS, MODELS_FOR_MANY_PAIRS, MODELS_FOR_RECALL, MODELS_FOR_STEPS, TASKS
 
 VOCABULARY = 257
 
@@ -60,7 +60,11 @@ def test_large_models_have_as_many_parameters_and_states_of_one_size(names: list
     assert states == pytest.approx([states[0]] * len(states), rel=0.01)  # mLSTM has a normaliser beside
 
 
-@pytest.mark.parametrize("models", [MODELS, MODELS_FOR_RECALL, MODELS_FOR_STEPS], ids=["products", "recall", "steps"])
+@pytest.mark.parametrize(
+    "models",
+    [MODELS, MODELS_FOR_RECALL, MODELS_FOR_MANY_PAIRS, MODELS_FOR_STEPS],
+    ids=["products", "recall", "many-pairs", "steps"],
+)
 def test_mixers_on_the_tasks_have_the_size_of_the_others(models: dict[str, ModelSettings]) -> None:
     assert list(models) == list(MODELS)
     sizes = {name: model.costs(33) for name, model in models.items()}
