@@ -203,7 +203,7 @@ class Place:
         Raises FileNotFoundError where the staged file is gone.
         """
         if self.is_local:
-            with self._naming_a_full_disk():
+            with self._naming_what_cannot_be_written():
                 sync(staged.path)
                 os.replace(staged.path, self.path)
                 sync(os.path.dirname(self.path))
@@ -222,7 +222,7 @@ class Place:
     @contextmanager
     def open_output(self) -> Iterator[pa.NativeFile]:
         """A stream to a new file, at a name that is free. If the block or its end raises, no file is left."""
-        with self._naming_a_full_disk():
+        with self._naming_what_cannot_be_written():
             if self.is_local:
                 stream = pa.OSFile(os.fsencode(self.path), "wb")
             else:
@@ -289,7 +289,8 @@ class Place:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raise Python's own error, with its fields, for a missing file or a folder, also if the file goes while it is read.
+        """Raise Python's own error, with its fields, for a file that is missing or may not be read, and for a folder. The file may
+        also go while it is read.
 
         Raises PlaceError for an object whose name pyarrow lists and cannot open: one with two slashes in a row.
         """
@@ -302,6 +303,9 @@ class Place:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
             if error.errno is None and self.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown) from None
+            if isinstance(error, PermissionError):
+                number = error.errno or errno.EACCES
+                raise PermissionError(number, os.strerror(number), self.shown) from None
             raise
 
     def _kind(self) -> pyarrow.fs.FileType:
@@ -311,12 +315,18 @@ class Place:
         return pyarrow.fs.FileType.Directory if empty and self.list() else info.type
 
     @contextmanager
-    def _naming_a_full_disk(self) -> Iterator[None]:
-        """Add this file's name to the error of a full or read-only disk: pyarrow's message has only the reason, twice."""
+    def _naming_what_cannot_be_written(self) -> Iterator[None]:
+        """Add this file's name to the error of a full disk, or of one where it may not be written: pyarrow's message has only the
+        reason, twice, or a temporary name.
+        """
         try:
             yield
         except OSError as error:
-            if not self.is_local or error.errno not in NO_ROOM:
+            refused = isinstance(error, PermissionError) or error.errno in NO_ROOM
+            of_another = error.filename is not None and not _STAGED.search(
+                str(error.filename)
+            )  # which was read meanwhile
+            if not self.is_local or not refused or error.errno is None or of_another:
                 raise
             raise OSError(error.errno, os.strerror(error.errno), _STAGED.sub("", self.path)) from None
 
@@ -360,6 +370,10 @@ def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
                 try:
                     is_dir = entry.is_dir()
                     size = entry.stat().st_size
+                except PermissionError:
+                    if entry.is_symlink():
+                        continue
+                    raise  # the folder may be listed and not searched: its files would be lost without a word
                 except OSError:  # a link to nothing or to itself, or a file that has just gone
                     continue
                 yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)

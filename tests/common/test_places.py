@@ -14,6 +14,7 @@ from common.credentials import without_credentials
 from common.errors import is_users
 from common.places import TEMPORARY, Place
 from common.uris import PlaceError
+from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
 
 
 @pytest.fixture(params=["local", "file", "mock"])
@@ -126,3 +127,35 @@ def test_a_rewrite_that_fails_keeps_what_stood(place: Place):
         stream.write(b"half")
         raise KeyboardInterrupt
     assert (place / "b").read_bytes() == b"old" and [file.name for file in place.list()] == ["b"]
+
+
+def test_files_of_a_folder_that_may_not_be_searched_are_not_left_out(reachable: Path) -> None:  # noqa: F811
+    folder = reachable / "sub"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+    folder.chmod(0o444)
+    with ordinary_user(), pytest.raises(PermissionError, match=r"Permission denied: '.*/sub/a\.txt'"):
+        Place.parse(reachable).list(recursive=True)
+
+
+def test_a_file_that_may_not_be_read_is_named(reachable: Path) -> None:  # noqa: F811
+    path = reachable / "a.txt"
+    path.write_text("a")
+    path.chmod(0)
+    with ordinary_user(), pytest.raises(PermissionError, match=r"Permission denied: '.*/a\.txt'"):
+        Place.parse(path).read_bytes()
+
+
+def test_a_file_that_may_not_be_written_is_named_without_its_temporary_name(reachable: Path) -> None:  # noqa: F811
+    reachable.chmod(0o755)
+    with ordinary_user(), pytest.raises(PermissionError, match=r"Permission denied: '.*/a\.txt'"):
+        (Place.parse(reachable) / "a.txt").write_atomically(b"a")
+
+
+def test_a_file_that_may_not_be_read_is_named_while_another_is_written(reachable: Path) -> None:  # noqa: F811
+    path = reachable / "a.txt"
+    path.write_text("a")
+    path.chmod(0)
+    written = Place.parse(reachable / "b.txt")
+    with ordinary_user(), pytest.raises(PermissionError, match=r"/a\.txt'"), written.writing() as stream:
+        stream.write(Place.parse(path).read_bytes())

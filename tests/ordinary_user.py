@@ -1,0 +1,34 @@
+"""A user whom the permissions of files bind. Root, who runs tests in a container, may read and write everything."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that every user may enter; root's `tmp_path` is none."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Root is an ordinary user while the block runs; any other user is one anyway."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
