@@ -48,9 +48,8 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
         name = f"throughline-{os.getuid()}-{xxhash.xxh3_64_hexdigest(place.recorded.encode())}"
     except UnicodeEncodeError:
         raise UserError(f"the name of the folder {place.recorded!a} is not UTF-8: choose another one") from None
-    here = Path(tempfile.gettempdir()) / name / LOCK
-    path = Path(place.path) / LOCK if place.is_local else here
-    made = [above for above in (here.parent, *path.parents) if not above.exists()]
+    path = Path(place.path) / LOCK if place.is_local else _on_this_machine(name)
+    made = _missing_above(path)
     taken = Locked(f"{who} is writing to {folder}: wait for it to end")
     try:
         lock = _acquired(path, patience, taken)
@@ -58,6 +57,8 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
         if error.errno in WITHOUT_LOCKS:
             print(f"warning: no locks on the file system of {folder}: another machine is not kept out", file=sys.stderr)
             path.unlink(missing_ok=True)
+            here = _on_this_machine(name)
+            made += _missing_above(here)
             lock = _acquired(here, patience, taken)
         # Only once the attempt has failed: a folder that another process has just removed looks unwritable too.
         elif error.errno in READ_ONLY and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
@@ -76,6 +77,15 @@ def file_lock(folder: Path | Place, who: str, patience: float = 0.0) -> Iterator
         for above in made:
             with contextlib.suppress(OSError):  # it is not empty
                 above.rmdir()
+
+
+def _on_this_machine(name: str) -> Path:
+    """A lock file below the folder for temporary files, which a container may lack: only buckets and old file systems need it."""
+    return Path(tempfile.gettempdir()) / name / LOCK
+
+
+def _missing_above(path: Path) -> list[Path]:
+    return [above for above in path.parents if not above.exists()]
 
 
 def _acquired(path: Path, patience: float, taken: Locked) -> FileLock:
