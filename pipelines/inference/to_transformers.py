@@ -98,8 +98,9 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
                 check_plain(unfinished, model, plain_form)
             else:
                 check_model(unfinished, model)
+            mode = unfinished.stat().st_mode & 0o666  # safetensors writes for its owner alone, whatever the umask
             for path in filter(Path.is_file, unfinished.rglob("*")):
-                path.chmod(0o644)  # safetensors writes for its owner alone; this folder is to be given away
+                path.chmod(mode)
             os.rename(unfinished, output)
         except OSError as error:
             if error.errno not in NO_ROOM or error.filename is not None:

@@ -47,6 +47,11 @@ def exported(train_model: Train, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+def test_who_may_read_an_export_may_read_its_files(exported: Callable[..., Path]) -> None:
+    folder = exported()
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
+
+
 def examples(store: Path, split: str, most: int) -> list[dict[str, list[int]]]:
     """Each document of a split as Trainer reads one, its first tokens."""
     text = SegmentStore.open(store, "text", split)
