@@ -98,7 +98,10 @@ class Checkpoint:
 
     @classmethod
     def open_unverified(cls, folder: Path) -> Checkpoint:
-        """Read checkpoint.json, and check that each file is there with its recorded size. Tensors are not read."""
+        """Read checkpoint.json, and check that each file is there with its recorded size. Tensors are not read.
+
+        Raises CheckpointError where it is damaged, and PermissionError where this user may not read it.
+        """
         meta = read_meta(Place.parse(folder))
         for file in Place.parse(folder).list():  # empty if a newer checkpoint has just replaced it
             if file.name.endswith(PICKLES):
@@ -109,6 +112,8 @@ class Checkpoint:
             try:
                 size = (folder / name).stat().st_size
                 check_is_no_pickle(folder / name)
+            except PermissionError:
+                raise
             except OSError:
                 raise CheckpointError(f"{folder} is incomplete: {name} is missing or unreadable") from None
             if size != expected["bytes"]:
@@ -183,12 +188,16 @@ def step_of(name: str) -> int:
 
 
 def read_meta(folder: Place) -> dict[str, Any]:
-    """The contents of checkpoint.json. Raises CheckpointError where it is missing, damaged or of another version."""
+    """The contents of checkpoint.json. Raises CheckpointError where it is missing, damaged or of another version, and
+    PermissionError where this user may not read it.
+    """
     path = folder / "checkpoint.json"
     try:
         meta = parse_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} is not a checkpoint: it has no checkpoint.json") from None
+    except PermissionError:
+        raise
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(meta, dict) or meta.get("digest") != digest_json(meta):

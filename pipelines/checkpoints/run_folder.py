@@ -181,15 +181,26 @@ class RunFolder:
         return [file.place for file in found if file.name not in names]
 
     def complete_checkpoints(self) -> list[Checkpoint]:
-        """Checkpoints that are complete by their records, the newest first. For a bucket only their meta is read."""
-        found = []
+        """Checkpoints that are complete by their records, the newest first."""
+        complete, _ = self.examined()
+        return complete
+
+    def examined(self) -> tuple[list[Checkpoint], list[str]]:
+        """Checkpoints that are complete by their records, the newest first, and a sentence for each that is not. For a bucket only
+        their meta is read.
+        """
+        complete: list[Checkpoint] = []
+        complaints: list[str] = []
         for name in self.checkpoint_names():
             folder = self.folder / "checkpoints" / name
-            place = self.checkpoints / name
-            with contextlib.suppress(CheckpointError):
-                local = self.is_local
-                found.append(Checkpoint.open_unverified(folder) if local else Checkpoint(folder, read_meta(place)))
-        return found
+            try:
+                if self.is_local:
+                    complete.append(Checkpoint.open_unverified(folder))
+                else:
+                    complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
+            except CheckpointError as error:
+                complaints.append(str(error))
+        return complete, complaints
 
     def beyond(self, step: int) -> dict[str, int]:
         """Names of checkpoints after ``step``, and when each was written. A run that resumes at ``step`` found them damaged."""

@@ -155,16 +155,24 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
         )
     if name:
         return run.open_checkpoint(name)
-    if best and (whole := retention.best(run.complete_checkpoints())):
-        return run.open_checkpoint(whole[0].folder.name)
+    if best:
+        complete, complaints = run.examined()
+        ranked = retention.best(complete)
+        if ranked:
+            _warn_of(complaints)
+            return run.open_checkpoint(ranked[0].folder.name)
     found, complaints = run.newest()
-    for complaint in complaints:
-        print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
+    _warn_of(complaints)
     if found is None:
         raise CheckpointError(
             f"{str(path) or run.place} holds no checkpoint: train the run first, or name a checkpoint's folder"
         )
     return found
+
+
+def _warn_of(passed_over: list[str]) -> None:
+    for complaint in passed_over:
+        print(f"warning: passed over a checkpoint: {complaint}", file=sys.stderr)
 
 
 def config_of(checkpoint: Snapshot) -> ModelConfig:

@@ -35,9 +35,11 @@ from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
+from pipelines.inference.trained import find_checkpoint
 from pipelines.tracking.metrics_file import MetricsFile, Record, read_records
 from pipelines.training.progress import messages_into_log, show_progress
 from pipelines.training.world import World
+from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
 from tests.small_corpus import contents, flip
 from tests.waiting import wait_until
 
@@ -386,6 +388,32 @@ def validated(step: int, metrics: dict[str, float], store: str = "one", validate
     """A checkpoint with these metrics of its validation."""
     meta = {"step": step, "config": {"validate_tokens": validate_tokens}}
     return Checkpoint(Path("run"), {**meta, "validation": {"step": step, "store": store, **metrics}})
+
+
+def test_a_damaged_best_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = Trained(tmp_path, CheckpointConfig(keep=3), {1: 2.0, 2: 1.0, 3: 3.0})
+    for step in (1, 2, 3):
+        trained.save(step)
+    trained.saver.close()
+    (tmp_path / "checkpoints" / name_of(2) / "model.safetensors").write_bytes(b"")
+    assert find_checkpoint(tmp_path, best=True).step == 1
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: passed over a checkpoint: ") and name_of(2) in warning
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json", "."])
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, name: str) -> None:  # noqa: F811
+    trained = Trained(reachable / "run")
+    trained.save(1)
+    trained.save(2)
+    trained.saver.close()
+    for path in reachable.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (reachable / "run" / "checkpoints" / name_of(2) / name).chmod(0)
+    with ordinary_user(), pytest.raises(PermissionError, match=name_of(2)):
+        find_checkpoint(reachable / "run")
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_the_best() -> None:
