@@ -51,6 +51,8 @@ class SweepRecord:
         self.on_end: Callable[[Trial], None] = lambda trial: None
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
+        self._failures: dict[str, str] = {}
+        """By trial: why it fails, if its workers died too often. It ends when it hears that it is to leave."""
         self._deaths: dict[str, tuple[int, int]] = {}
         """For each trial, the step at which its workers died last, and how often they died there."""
         self._restore()
@@ -214,9 +216,9 @@ class SweepRecord:
         count = count + 1 if step == before else 1
         self._deaths[trial.id] = (step, count)
         if count > self.run_of(trial).max_failures:
-            if trial.reason.startswith("failed: "):
+            if trial.id in self._failures:
                 raise UserError(f"trial {trial.id}: {said}")  # it dies before it can be asked
-            trial.reason = f"failed: {said}"
+            self._failures[trial.id] = said
             self._stop(trial).ask()
             return
         newest = "its newest checkpoint" if step else "the first step, as it has no checkpoint"
@@ -234,8 +236,8 @@ class SweepRecord:
         for record in self._tails.pop(trial.id).records(last=True):
             self._advance_to(trial, record.step)
         trial.seconds += time.monotonic() - self.busy.pop(trial.id)
-        if trial.reason.startswith("failed: "):
-            self._end(trial, "failed", trial.reason.removeprefix("failed: "))
+        if trial.id in self._failures:
+            self._end(trial, "failed", self._failures.pop(trial.id))
         elif outcome in ("finished", "failed"):
             self._end(trial, outcome, said)
         elif outcome == "retryable":
