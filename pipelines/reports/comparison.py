@@ -42,7 +42,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
-    """Choose a metric that all runs have and that means the same for all. Raises ValueError when there is none."""
+    """Choose a metric that all runs have and that means the same for all. Raises UserError when there is none."""
     names = [run.name for run in runs]
     runs = [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)
@@ -50,38 +50,50 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     for run in runs:
         if not any(map(run.curve, (TOKEN, BYTE, TRAIN))):
             raise UserError(f"{run.name} has no metric to compare: train it first")
-    notes = []
+    metric = metric_for(runs)
+    return Comparison(tuple(runs), metric, tuple(notes_on(runs, metric)))
+
+
+def have_several_tokenizers(runs: Sequence[FinishedRun]) -> bool:
+    """Whether it is known that the runs have different tokenizers."""
+    return len({run.tokenizer for run in runs} - {""}) > 1
+
+
+def metric_for(runs: Sequence[FinishedRun]) -> str:
+    """The metric to compare: the first that all runs have, of those that mean the same for all. Raises UserError where none is."""
     wanted = (TOKEN, BYTE, TRAIN)
-    if any(run.curve(ERROR) for run in runs):
-        wanted = (ERROR, *wanted)
-    tokenizers = {run.tokenizer for run in runs}
-    if len(tokenizers - {""}) > 1:
-        notes.append("the runs have different tokenizers: only bits per byte can be compared")
+    if have_several_tokenizers(runs):
         wanted = (BYTE,)
-    elif "" in tokenizers and len(runs) > 1:
-        unknown = [run.name for run in runs if not run.tokenizer]
+    elif any(run.curve(ERROR) for run in runs):
+        wanted = (ERROR, *wanted)
+    for key in wanted:
+        if all(run.curve(key) for run in runs):
+            return key
+    lacking = {run.name: [key for key in wanted if not run.curve(key)] for run in runs}
+    told = "; ".join(f"{name} has no {' and no '.join(keys)}" for name, keys in lacking.items() if keys)
+    raise UserError(f"the runs have no metric in common: {told}")
+
+
+def notes_on(runs: Sequence[FinishedRun], metric: str) -> list[str]:
+    """Sentences on how far the runs can be compared by this metric."""
+    notes = []
+    unknown = [run.name for run in runs if not run.tokenizer]
+    if have_several_tokenizers(runs):
+        notes.append("the runs have different tokenizers: only bits per byte can be compared")
+    elif unknown and len(runs) > 1:
         notes.append(
             f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if all runs have the same one"
         )
-    stores = {run.store for run in runs} - {""}
     if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
-    elif len(stores) > 1:
+    elif len({run.store for run in runs} - {""}) > 1:
         read = "; ".join(f"{run.name} on {run.store[:8] or 'one that is not known'}" for run in runs)
         notes.append(f"they were trained on different stores, so their text may differ: {read}")
-    metric = next((key for key in wanted if all(run.curve(key) for run in runs)), None)
-    if metric is None:
-        lacking = "; ".join(
-            f"{run.name} has no {' and no '.join(key for key in wanted if not run.curve(key))}"
-            for run in runs
-            if not all(map(run.curve, wanted))
-        )
-        raise UserError(f"the runs have no metric in common: {lacking}")
     if metric == TRAIN:
         notes.append(
             "not all of them were validated: the training metric is compared, though each step reads other text"
         )
-    return Comparison(tuple(runs), metric, tuple(notes))
+    return notes
 
 
 def metrics_of(comparison: Comparison) -> list[Metric]:
