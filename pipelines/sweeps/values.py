@@ -6,8 +6,8 @@ check_values(config.space, config.metric, config.run_with, domains, config.own_v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice, product
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice, product
 from typing import Any
 
 from common.errors import UserError
@@ -31,9 +31,7 @@ def check_values(
         run_with: the sweep's run with values in some fields; it raises ValueError where they do not fit together.
         own: the values of the trial that is the preset itself; None where there is no such trial.
     """
-    from ray.tune.search.sample import Categorical  # the imports take seconds
-
-    from pipelines.training.scoring import check_logged
+    from pipelines.training.scoring import check_logged  # the imports take seconds
     from tune_spaces.drawing import expand, listed_or_ends
 
     def check(values: Mapping[str, Any]) -> TrainConfig:
@@ -43,18 +41,11 @@ def check_values(
             raise UserError(f"no trial would ever be validated, and {metric} is what trials are compared by")
         return run
 
-    known = {key: listed_or_ends(domain) for key, domain in domains.items()}
     runs = []
-    for key, values in known.items():
-        others = {other: theirs for other, theirs in known.items() if other != key and theirs}
-        listed = bool(others) and all(isinstance(domains[other], Categorical) for other in domains if other != key)
-        every = math.prod(map(len, others.values()))
-        for value in values:
-            combinations = islice(product(*others.values()), MAX_COMBINATIONS if others else 0)
-            beside = (expand({key: value, **dict(zip(others, some, strict=True))}) for some in combinations)
-            alone = [] if listed and every <= MAX_COMBINATIONS else [expand({key: value})]
+    for key, domain in domains.items():
+        for value in listed_or_ends(domain):
             try:
-                runs.append(_first_fitting(check, chain(beside, alone)))
+                runs.append(_first_fitting(check, _with_others(key, value, domains)))
             except ValueError as error:
                 told = ", ".join(f"{name} {one}" for name, one in expand({key: value}).items())
                 raise UserError(f"the space {space} cannot be searched with {told}: {error}") from None
@@ -67,6 +58,24 @@ def check_values(
             if place not in stores:
                 stores[place] = SegmentStore.open(*place)
         check_logged("--metric", metric, run, stores[run.data.store, run.data.corpus, "train"])
+
+
+def _with_others(key: str, value: Any, domains: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A value of one key beside the other keys' listed values and ends, at most `MAX_COMBINATIONS` of them; at last by itself,
+    beside the preset's own values. That is left out where no trial would have it: the others are lists, and all were tried.
+    """
+    from ray.tune.search.sample import Categorical
+
+    from tune_spaces.drawing import expand, listed_or_ends
+
+    others = {other: domain for other, domain in domains.items() if other != key}
+    found = {other: listed_or_ends(domain) for other, domain in others.items()}
+    known = {other: values for other, values in found.items() if values}
+    for some in islice(product(*known.values()), MAX_COMBINATIONS):
+        yield expand({key: value, **dict(zip(known, some, strict=True))})
+    are_lists = all(isinstance(domain, Categorical) for domain in others.values())
+    if known and (not are_lists or math.prod(map(len, known.values())) > MAX_COMBINATIONS):
+        yield expand({key: value})
 
 
 def _first_fitting(check: RunWith, candidates: Iterable[Mapping[str, Any]]) -> TrainConfig:
