@@ -6,6 +6,7 @@ config = read_command(["lr+states", "--preset", "small-rec", "--num-samples", "1
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -178,11 +179,32 @@ def preset_option(argv: Sequence[str]) -> str | None:
     return named.parse_known_args(argv)[0].preset
 
 
-def usual_preset(parts: Sequence[str]) -> str:
-    """The preset of a space where none is named: that of a named space, else the first of the presets that are varied."""
-    of_spaces = [SPACES[part].preset for part in parts if part in SPACES and SPACES[part].preset]
+def default_sweep(space: str, preset: str | None) -> SweepConfig:
+    """The sweep over a space without further options: around ``preset``, or one that the space names. Raises UserError where there
+    is no such preset.
+    """
+    parts = parts_of(space)
+    spaces = [SPACES[part] for part in parts if part in SPACES]
     varied = [part.removeprefix("preset=").split(",")[0] for part in parts if part.startswith("preset=")]
-    return next(iter([*of_spaces, *varied]), "small-rec")
+    usual = f"validation/bits_per_{'byte' if 'data.store' in space else 'token'}"
+    presets = [each.preset for each in spaces if each.preset] + varied
+    preset = preset or next(iter(presets), "small-rec")
+    if preset not in PRESETS:
+        raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
+    return SweepConfig(
+        space,
+        replace(PRESETS[preset], run=""),
+        preset,
+        metric=next(filter(None, (each.metric for each in spaces)), usual),
+        search=next(filter(None, (each.search for each in spaces)), "random"),
+    )
+
+
+def typed_fields(argv: Sequence[str], config: SweepConfig) -> tuple[str, ...]:
+    """The fields of the run that the command line names, sorted, without those that each preset has of its own."""
+    words = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
+    named = {word.replace("-", "_").replace(".no_", ".") for word in words}
+    return tuple(sorted(named & config.flat.keys() - {"preset", "run"}))
 
 
 def read_command(argv: Sequence[str]) -> SweepConfig:
@@ -196,19 +218,14 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
     if not argv or argv[0].startswith("-"):
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
     space = argv[0]
-    parts = parts_of(space)
-    spaces = [SPACES[part] for part in parts if part in SPACES]
-    preset = preset_option(argv) or usual_preset(parts)
-    if preset not in PRESETS:
-        raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
-    usual = f"validation/bits_per_{'byte' if 'data.store' in space else 'token'}"
-    metric = next((each.metric for each in spaces if each.metric), usual)
-    search = next((each.search for each in spaces if each.search), "random")
-    run = replace(PRESETS[preset], run="")
-    default = SweepConfig(space, run, preset, metric=metric, search=search)
-    config = cli.parse(SweepConfig, argv[1:], ABOUT, default=default, prog=f"{cli.program()} {space}")
-    options = {word[2:].partition("=")[0].replace("-", "_").replace(".no_", ".") for word in argv if word[:2] == "--"}
-    config = replace(config, typed=tuple(sorted(options & config.flat.keys() - {"preset", "run"})))
-    name = config.train.run or cli.file_name(f"{preset}-{space}".translate(str.maketrans({c: "-" for c in "+=,./"})))
+    config = cli.parse(
+        SweepConfig,
+        argv[1:],
+        ABOUT,
+        default=default_sweep(space, preset_option(argv)),
+        prog=f"{cli.program()} {space}",
+    )
+    config = replace(config, typed=typed_fields(argv, config))
+    name = config.train.run or cli.file_name(re.sub("[+=,./]", "-", f"{config.preset}-{space}"))
     workers = max(1, config.train.workers[0])  # the number of a trial's workers never changes
     return replace(config, train=replace(config.train, run=name, num_workers=workers).located())
