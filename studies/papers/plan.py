@@ -26,7 +26,7 @@ from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.rates import Rates
 from studies.papers.results import Results
-from studies.papers.tables import BY_WORD, TIMES, Column, Metric, Row, Run, Scale, Table
+from studies.papers.tables import BY_WORD, TIMES, Column, Row, Run, Scale, Table
 from studies.papers.trainings import StudyFolder, Training, tracking_words
 
 
@@ -266,41 +266,52 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
 
 def metric_of(column: Column, training: Training, evaluation: Evaluation) -> float | None:
     """Our value of a column's metric; None if there is none. `relative_time` is still in milliseconds (`Plan.divide_times`)."""
-    metric = column.metric
-    if metric == "names_wrong":
-        return training.names_wrong(column.windows)
-    if metric == "written_per_second":
-        return training.written_per_second()
-    if metric in TIMES:
-        milliseconds = training.ms_per_step()
-        if metric == "tokens_per_second" and milliseconds:
-            return 1e3 * training.config.tokens_per_step / milliseconds
-        return milliseconds
-    if metric == "state_bytes":
-        return float(training.config.model.state_bytes(training.vocab_size()))
+    config = training.config
     score = evaluation.carried
-    split = evaluation.split.rpartition("/")[2]
-    store = SegmentStore.open(training.config.data.store, training.data.corpus, split)
-    totals = store.manifest.totals
-    cleared = evaluation.cleared_states
-    published = evaluation.published_words  # the count that papers use
-    words = published or score.words
-    layers = training.config.model.to_json().get("layers")
-    if isinstance(layers, list):  # a name for each layer
-        layers = len(layers)
-    output = 2 * training.config.model.costs(store.vocab_size).embedding_parameters
-    values: dict[Metric, float | None] = {
-        "bits_per_token": score.bits_per_token,
-        "bits_per_byte": score.bits_per_byte,
-        "perplexity": score.perplexity,
-        "word_perplexity": evaluation.published_word_perplexity if published else score.word_perplexity,
-        "error_percent": 100 * score.error_rate,
-        "flops_without_output": (evaluation.flops_per_token or math.nan) - output,
-        "parameters": float(evaluation.parameters),
-        "layers": float(layers) if layers else None,
-        "vocabulary": float(store.vocab_size - 1),
-        "tokens": float(totals.tokens),
-        "tokens_per_word": totals.tokens / words if words else None,
-        "states_cleared": cleared.bits_per_token - score.bits_per_token if cleared else None,
-    }
-    return values[metric]
+    match column.metric:
+        case "bits_per_token":
+            return score.bits_per_token
+        case "bits_per_byte":
+            return score.bits_per_byte
+        case "perplexity":
+            return score.perplexity
+        case "word_perplexity":
+            published = evaluation.published_words  # the count that papers use
+            return evaluation.published_word_perplexity if published else score.word_perplexity
+        case "error_percent":
+            return 100 * score.error_rate
+        case "states_cleared":
+            cleared = evaluation.cleared_states
+            return cleared.bits_per_token - score.bits_per_token if cleared else None
+        case "names_wrong":
+            return training.names_wrong(column.windows)
+        case "tokens":
+            return float(scored_split(training, evaluation).manifest.totals.tokens)
+        case "tokens_per_word":
+            words = evaluation.published_words or score.words
+            return scored_split(training, evaluation).manifest.totals.tokens / words if words else None
+        case "vocabulary":
+            return float(scored_split(training, evaluation).vocab_size - 1)
+        case "parameters":
+            return float(evaluation.parameters)
+        case "layers":
+            layers = config.model.to_json().get("layers")
+            count = len(layers) if isinstance(layers, list) else layers  # a list has a name for each layer
+            return float(count) if count else None
+        case "flops_without_output":
+            output = 2 * config.model.costs(training.vocab_size()).embedding_parameters
+            return (evaluation.flops_per_token or math.nan) - output
+        case "state_bytes":
+            return float(config.model.state_bytes(training.vocab_size()))
+        case "relative_time" | "ms_per_step":
+            return training.ms_per_step()
+        case "tokens_per_second":
+            milliseconds = training.ms_per_step()
+            return 1e3 * config.tokens_per_step / milliseconds if milliseconds else None
+        case "written_per_second":
+            return training.written_per_second()
+
+
+def scored_split(training: Training, evaluation: Evaluation) -> SegmentStore:
+    """The split that an evaluation has scored."""
+    return SegmentStore.open(training.config.data.store, training.data.corpus, evaluation.split.rpartition("/")[2])
