@@ -23,6 +23,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import config_hash_without_seed
 from pipelines.inference.trained import find_checkpoint
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.reports import split_text
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.tracking.metrics_file import read_records
 from recur_models import model_from_json
@@ -69,11 +70,11 @@ def test_characters_and_unigram_are_the_same_however_much_is_looked_at_together(
     decode = test.tokenizer().decode
     texts = [decode(test.tokens(document, 0, length).tolist()) for document, length in enumerate(test.lengths.tolist())]
     assert any("😀" in text for text in texts)
-    whole = evaluate.unigram_bits_per_byte(train, test)
+    whole = split_text.unigram_bits_per_byte(train, test)
     for size in (4, 5, 6, 7, 9, 1_000_000):
-        monkeypatch.setattr(evaluate, "CHUNK_TOKENS", size)
-        assert evaluate.characters_of(test) == sum(map(len, texts))
-        assert evaluate.unigram_bits_per_byte(train, test) == pytest.approx(whole, rel=1e-12)
+        monkeypatch.setattr(split_text, "CHUNK_TOKENS", size)
+        assert split_text.characters_of(test) == sum(map(len, texts))
+        assert split_text.unigram_bits_per_byte(train, test) == pytest.approx(whole, rel=1e-12)
 
 
 def test_metrics_table_and_files(
@@ -291,4 +292,4 @@ def test_the_unigram_reference_counts_every_document(make_config: Callable[..., 
     counts = 1 + np.bincount(ids(train), minlength=257)
     bits = -np.log2(counts / counts.sum())[ids(test)].sum()
     assert len(train.lengths) > 1
-    assert evaluate.unigram_bits_per_byte(train, test) == pytest.approx(bits / test.manifest.totals.bytes)
+    assert split_text.unigram_bits_per_byte(train, test) == pytest.approx(bits / test.manifest.totals.bytes)
