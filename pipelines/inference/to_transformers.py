@@ -152,42 +152,54 @@ def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that AutoTokenizer loads. Raises ValueError for a kind of tokenizer that has no counterpart there."""
-    kind = tokenizer.details()["kind"]
-    options: dict[str, Any] = {"padding_side": "left"}
-    chat = chat_of(tokenizer)
+    """Write the files that AutoTokenizer loads. Raises UserError for a kind of tokenizer that has no counterpart there."""
     if isinstance(tokenizer, SentencePieceTokenizer):
-        for name, data in tokenizer.files().items():
-            (folder / name).write_bytes(data)
-        if tokenizer.cuts:
-            cuts = tokenizer.cuts
-            options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
-            options |= {"piece_fallback": cuts.fallback, "piece_fallback_characters": cuts.fallback_characters}
-        options["auto_map"] = {"AutoTokenizer": [f"{TOKENIZER}.ThroughlineTokenizer", None]}
-        exported: Any = ThroughlineTokenizer(str(folder / "tokenizer.model"), **options)
+        exported: Any = pieces_tokenizer(tokenizer, folder)
     else:
-        if kind == "bytes":
-            fast = byte_tokenizer()
-        elif isinstance(tokenizer, GPT2Tokenizer):
-            fast = byte_pair_tokenizer(tokenizer.vocab, tokenizer.merges)
-        elif isinstance(tokenizer, SymbolsTokenizer):
-            fast = symbol_tokenizer(tokenizer.symbols)
-        elif isinstance(tokenizer, HuggingFaceTokenizer):
-            fast = tokenizer_of_file(
-                tokenizer.data.decode() if chat else tokenizer.library_file, hidden=chat is not None
-            )
-        else:
-            raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
-        exported = PreTrainedTokenizerFast(
-            tokenizer_object=fast,
-            clean_up_tokenization_spaces=False,
-            # Names of special tokens in a text are ordinary text, as in the corpus. But a chat template writes them.
-            split_special_tokens=chat is None,
-            chat_template=chat.template if chat else None,
-            **special_tokens(fast.id_to_token(bod_id(tokenizer)) or BEGIN_OF_DOCUMENT, chat),
-            **options,
-        )
+        exported = fast_tokenizer(tokenizer)
     exported.save_pretrained(folder)
+
+
+def pieces_tokenizer(tokenizer: SentencePieceTokenizer, folder: Path) -> ThroughlineTokenizer:
+    """transformers' form of a SentencePiece tokenizer; the model that it reads is written into the folder."""
+    for name, data in tokenizer.files().items():
+        (folder / name).write_bytes(data)
+    options: dict[str, Any] = {"auto_map": {"AutoTokenizer": [f"{TOKENIZER}.ThroughlineTokenizer", None]}}
+    if tokenizer.cuts:
+        cuts = tokenizer.cuts
+        options |= {"piece_characters": cuts.characters, "piece_end": cuts.pattern, "piece_skip": cuts.skip}
+        options |= {"piece_fallback": cuts.fallback, "piece_fallback_characters": cuts.fallback_characters}
+    return ThroughlineTokenizer(str(folder / "tokenizer.model"), padding_side="left", **options)
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """transformers' form of any other tokenizer. Raises UserError as `save_tokenizer` does."""
+    chat = chat_of(tokenizer)
+    rust = rust_tokenizer(tokenizer, chat)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=rust,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        # Names of special tokens in a text are ordinary text, as in the corpus. But a chat template writes them.
+        split_special_tokens=chat is None,
+        chat_template=chat.template if chat else None,
+        **special_tokens(rust.id_to_token(bod_id(tokenizer)) or BEGIN_OF_DOCUMENT, chat),
+    )
+
+
+def rust_tokenizer(tokenizer: Tokenizer, chat: Chat | None) -> RustTokenizer:
+    """The tokenizer in the form of the library `tokenizers`. Raises UserError as `save_tokenizer` does."""
+    if isinstance(tokenizer, GPT2Tokenizer):
+        return byte_pair_tokenizer(tokenizer.vocab, tokenizer.merges)
+    if isinstance(tokenizer, SymbolsTokenizer):
+        return symbol_tokenizer(tokenizer.symbols)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        text = tokenizer.data.decode() if chat else tokenizer.library_file
+        return tokenizer_of_file(text, hidden=chat is not None)
+    kind = tokenizer.details()["kind"]
+    if kind == "bytes":
+        return byte_tokenizer()
+    raise UserError(f"a tokenizer of the kind {kind!r} cannot be exported: AutoTokenizer has none like it")
 
 
 def special_tokens(begin: str, chat: Chat | None) -> dict[str, Any]:
