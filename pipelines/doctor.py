@@ -56,9 +56,10 @@ def main(argv: list[str]) -> int:
     blank = [""] * (len(COLUMNS) - 2)
     whole = [checkpoint for checkpoint in found.values() if checkpoint]
     newest = whole[0] if whole else None
+    marked = {"newest": newest, "best": next(iter(best(whole)), None)}
     for name, checkpoint in found.items():
         if checkpoint:
-            marks = [what for what, order in (("newest", whole), ("best", best(whole))) if order[:1] == [checkpoint]]
+            marks = [mark for mark, one in marked.items() if one is checkpoint]
             rows.append((name, "whole", *columns_of(checkpoint), ", ".join(marks)))
         else:
             rows.append((name, "damaged", *blank))
