@@ -66,7 +66,7 @@ def two_deltanets(mlp_dim: int, keys: int, negative: bool) -> MixersConfig:
     return mixers(("delta",) * 2, **BARE, **sizes, negative_eigenvalues=negative)
 
 
-ONE: dict[str, Any] = {"layers": 1, "recurrent_layers": (1,), "states": 8}
+RECURRENT: dict[str, Any] = {"recurrent_layers": (1,), "states": 8}
 MODELS: dict[str, ModelSettings] = {
     "staircase": StaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=2),
     "cached-staircase": CachedStaircaseConfig(**CORE, layers=1, mlp_dim=256, chunk=1, passes=1, chunks=4),
@@ -74,9 +74,9 @@ MODELS: dict[str, ModelSettings] = {
     "lstm": LSTMConfig(layers=1, d_model=78, window=8),
     "transformer-xl": TransformerXLConfig(**CORE, layers=2, mlp_dim=60, span=64, window=8),
     "universal-transformer": UniversalTransformerConfig(**CORE, passes=2, mlp_dim=250, span=64, window=8),
-    "rec-fixed-skip": RecConfig(**{**windowed(60, 1, 48), **ONE}),
-    "rec-lstm-dual": RecConfig(**{**windowed(48, 1, 44), **ONE}, gate="lstm", cell="dual"),
-    "feedback": RecConfig(**{**windowed(60, 1, 48), **ONE}, feedback=True),
+    "rec-fixed-skip": RecConfig(**windowed(60, 1, 48), **RECURRENT),
+    "rec-lstm-dual": RecConfig(**windowed(48, 1, 44), **RECURRENT, gate="lstm", cell="dual"),
+    "feedback": RecConfig(**windowed(60, 1, 48), **RECURRENT, feedback=True),
     "slide": SlideConfig(**windowed(64, 2, 68)),
     "memorizing": MemorizingConfig(**windowed(64, 2, 68), memory_layer=1, memory=256, top_k=8),
     "delta": deltanet(48, keys=1, negative=False),
