@@ -29,7 +29,7 @@ def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float,
     texts = [value if isinstance(value, str) else repr(value) for value in values]
     if len(set(texts)) < 2 or len(values) < 3:
         return None
-    if Scale(values).numeric and len(set(texts)) > 2 and None not in values:
+    if are_numbers(values) and len(set(texts)) > 2:
         design = np.vander(ranks(np.array(values, dtype=np.float64)), 3)
     else:
         design = np.array(texts)[:, None] == np.unique(texts)
@@ -43,6 +43,11 @@ def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float,
     # The ranks' mean is zero, and the constant is among the directions
     shares = ((orders @ directions) ** 2).sum(1) / total
     return float(shares[0]), float(np.quantile(shares[1:], 0.95))
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Whether all values are numbers; a truth value is none."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -71,7 +76,7 @@ class Scale:
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
         present = [value for value in values if value is not None]
-        self.numeric = bool(present) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in present)
+        self.numeric = bool(present) and are_numbers(present)
         self._names = [] if self.numeric else sorted({text_of(value) for value in values})
         self.log = self.numeric and min(present) > 0 and max(present) / min(present) >= 4
         ends = [self._number(value) for value in (present if self.numeric else self._names)]
