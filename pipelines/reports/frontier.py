@@ -80,7 +80,8 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
         panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)
         handles.append(Line2D([], [], label=label, **drawn))
-        if several and (sized := [spot for spot in by_flops if "window" in spot.windows]):
+        sized = [spot for spot in by_flops if "window" in spot.windows]
+        if several and sized:
             panels[1].plot([spot.windows["window"] for spot in sized], [spot.value for spot in sized], **drawn)
     beside = next(
         (name for name in ("window", "overlap") if len({spot.windows.get(name) for spot in spots}) > 1), "name"

@@ -127,7 +127,8 @@ def points_of(records: Sequence[Record], key: str) -> tuple[Point, ...]:
     """A metric's value by step; the first of a step counts, and a NaN does not."""
     found: dict[int, Point] = {}
     for record in sorted(records, key=lambda record: record.step):
-        if math.isfinite(value := record.metrics.get(key, math.nan)) and TOKENS in record.metrics:
+        value = record.metrics.get(key, math.nan)
+        if math.isfinite(value) and TOKENS in record.metrics:
             point = Point(record.step, record.metrics[TOKENS], record.time / 1e3, value)
             found.setdefault(record.step, point)
     return tuple(found.values())

@@ -111,10 +111,12 @@ class Watch(NotKept, tune.Callback, Stopper):
         ours = self._sweep.trials[str(trial)]
         said = why(trial)
         refused = NotSaved.FORM.search(said)
-        if refused and refused[1] == "retryable":
+        if refused is None:
+            self._record.died(ours, f"a worker died ({said})")
+        elif refused[1] == "retryable":
             self._record.interrupt(ours, refused[2])
         else:
-            self._record.died(ours, refused[2] if refused else f"a worker died ({said})")
+            self._record.died(ours, refused[2])
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A kept actor could not take the trial. Tune does not try it again in this start, so the sweep saves and stops."""
