@@ -107,7 +107,8 @@ class SweepRecord:
             print(f"trial {trial.id} begins: {trial.described()}", flush=True)
         trial.status = "running"
         trial.recorded = ""
-        self._stop(trial).clear()
+        if trial.id not in self.busy:  # a trial that starts again keeps a request to leave that it has not heard yet
+            self._stop(trial).clear()
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, time=time.time())
         self.begun.add(trial.id)

@@ -357,6 +357,18 @@ def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: 
     assert capsys.readouterr().out.count("it starts again from the first step") == record.run_of(trial).max_failures
 
 
+def test_a_trial_that_starts_again_hears_that_it_is_to_leave(here: Make) -> None:
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    for _ in range(record.run_of(trial).max_failures + 1):
+        record.died(trial, "a worker died (no memory)")
+        record.begin(trial)  # as Tune says of each new actor
+    assert Stop(record.sweep.run_folder(trial).place).asked()
+    record.ended(trial, "stopped")
+    assert (trial.status, trial.reason) == ("failed", "a worker died (no memory)")
+
+
 class Told(Searcher):
     """Keeps the value with which each trial ended."""
 
