@@ -40,8 +40,8 @@ class SweepRecord:
         self.begun: set[str] = set()
         self.stops: dict[str, str] = {}
         """By trial: why an earlier start stopped it, if that start was killed before the trial ended."""
-        self.busy: dict[str, float] = {}
-        """Trials that are being trained, with the time at which they began (seconds of `time.monotonic`)."""
+        self.busy: set[str] = set()
+        """Trials that are being trained, or wait to be trained further."""
         self.retryable = ""
         """Why no trial continues until a person has fixed something; empty if nothing is to be fixed."""
         self.asked = False
@@ -51,6 +51,8 @@ class SweepRecord:
         self.on_end: Callable[[Trial], None] = lambda trial: None
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
+        self._since: dict[str, float] = {}
+        """By trial that is being trained: since when (seconds of `time.monotonic`)."""
         self._failures: dict[str, str] = {}
         """By trial: why it fails, if its workers died too often. It ends when it hears that it is to leave."""
         self._deaths: dict[str, tuple[int, int]] = {}
@@ -112,7 +114,8 @@ class SweepRecord:
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, time=time.time())
         self.begun.add(trial.id)
-        self.busy[trial.id] = time.monotonic()
+        self.busy.add(trial.id)
+        self._since[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_folder(trial).place / "metrics.jsonl")
 
     def exploit(self, trial: Trial, values: Mapping[str, Any], source: str, step: int) -> None:
@@ -169,9 +172,16 @@ class SweepRecord:
             time=time.time(),
         )
         self.decisions[trial.id][step] = decision
+        if decision == "PAUSE":
+            self._count_seconds(trial)
         if reason and (not trial.reason or trial.reason.startswith(BUDGET)):
             trial.reason = reason
         self.sweep.save(trial, SAVE_SECONDS)
+
+    def _count_seconds(self, trial: Trial) -> None:
+        """Add what the trial has taken since it began. From now on it waits, until it begins again or ends."""
+        if trial.id in self._since:
+            trial.seconds += time.monotonic() - self._since.pop(trial.id)
 
     def _count(self, trial: Trial, step: int, value: float) -> None:
         self._advance_to(trial, step)
@@ -212,6 +222,7 @@ class SweepRecord:
 
     def died(self, trial: Trial, said: str) -> None:
         """Record that a trial's workers died. It is tried again; after too many deaths at one step it is asked to leave."""
+        self._count_seconds(trial)
         step = self.sweep.run_folder(trial).newest_step()
         before, count = self._deaths.get(trial.id, (-1, 0))
         count = count + 1 if step == before else 1
@@ -236,7 +247,8 @@ class SweepRecord:
             return
         for record in self._tails.pop(trial.id).records(last=True):
             self._advance_to(trial, record.step)
-        trial.seconds += time.monotonic() - self.busy.pop(trial.id)
+        self._count_seconds(trial)
+        self.busy.remove(trial.id)
         if trial.id in self._failures:
             self._end(trial, "failed", self._failures.pop(trial.id))
         elif outcome in ("finished", "failed"):

@@ -369,6 +369,38 @@ def test_a_trial_that_starts_again_hears_that_it_is_to_leave(here: Make) -> None
     assert (trial.status, trial.reason) == ("failed", "a worker died (no memory)")
 
 
+def test_a_trials_seconds_are_those_in_which_it_trains(here: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("pipelines.sweeps.record.time.monotonic", lambda: clock[0])
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    for end in (
+        lambda: record.died(trial, "a worker died"),
+        lambda: record.add(trial, 10, 1.0, "PAUSE"),
+        lambda: record.ended(trial, "finished"),
+    ):
+        record.begin(trial)
+        clock[0] += 2.0
+        end()
+        clock[0] += 100.0
+    assert trial.seconds == 6.0
+
+
+def test_the_seconds_in_which_a_trial_waits_do_not_count_where_it_never_begins_again(
+    here: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("pipelines.sweeps.record.time.monotonic", lambda: clock[0])
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    clock[0] += 2.0
+    record.add(trial, 10, 1.0, "PAUSE")
+    clock[0] += 100.0
+    record.ended(trial, "stopped")  # as HyperBand stops a paused trial
+    assert trial.seconds == 2.0
+
+
 class Told(Searcher):
     """Keeps the value with which each trial ended."""
 
