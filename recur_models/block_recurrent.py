@@ -30,7 +30,6 @@ from recur_models.sliding_window import (
     TokenLayer,
     WindowedConfig,
     WindowedLayer,
-    WindowedTransformer,
     last_block,
 )
 from recur_models.window import Window, windowed_attention, with_previous
@@ -70,15 +69,14 @@ class RecConfig(WindowedConfig):
     def least_blocks(self) -> int:
         return 2  # the states after a block are first read by the next one
 
-    def build(self, vocab_size: int) -> WindowedTransformer:
-        last = max(self.recurrent_layers)
+    @property
+    def sharing_layer(self) -> int | None:
+        return max(self.recurrent_layers) - 1 if self.feedback else None
 
-        def layer(index: int) -> WindowedLayer:
-            if index + 1 in self.recurrent_layers:
-                return RecurrentLayer(self, shares_states=self.feedback and index + 1 == last)
-            return Layer(self, cross=self.feedback)
-
-        return WindowedTransformer(self, vocab_size, layer, sharing_layer=last - 1 if self.feedback else None)
+    def layer(self, index: int) -> WindowedLayer:
+        if index + 1 in self.recurrent_layers:
+            return RecurrentLayer(self, shares_states=index == self.sharing_layer)
+        return Layer(self, cross=self.feedback)
 
     def stack_costs(self) -> Costs:
         recurrent = len(self.recurrent_layers)

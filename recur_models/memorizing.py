@@ -33,7 +33,6 @@ from recur_models.sliding_window import (
     TokenLayer,
     WindowedConfig,
     WindowedLayer,
-    WindowedTransformer,
     last_block,
 )
 from recur_models.window import Window, windowed_attention, with_previous
@@ -73,11 +72,8 @@ class MemorizingConfig(WindowedConfig):
         """The layer with the memory, counted from 1."""
         return max(1, self.layers - 3) if self.memory_layer is None else self.memory_layer
 
-    def build(self, vocab_size: int) -> WindowedTransformer:
-        def layer(index: int) -> WindowedLayer:
-            return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)
-
-        return WindowedTransformer(self, vocab_size, layer)
+    def layer(self, index: int) -> WindowedLayer:
+        return MemorizingLayer(self) if index + 1 == self.memory_place else Layer(self)
 
     def stack_costs(self) -> Costs:
         search = 2 * self.width * self.window * self.memory

@@ -11,7 +11,6 @@ values; once there are W tokens, they become the next State. Letters: see layers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -56,8 +55,17 @@ class WindowedConfig(StackConfig):
     equations: Equations = "meliad"
     """Where code and paper differ: what the authors' code computes, or what the paper writes."""
 
+    @property
+    def sharing_layer(self) -> int | None:
+        """Under feedback, the index of the layer whose states all layers read (Appendix E)."""
+        return None
+
     @abstractmethod
-    def build(self, vocab_size: int) -> WindowedTransformer: ...
+    def layer(self, index: int) -> WindowedLayer:
+        """The layer at an index of the stack, counted from 0, newly made."""
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        return WindowedTransformer(self, vocab_size)
 
     def window_costs(self, states: int = 0, position: bool = True) -> Costs:
         """Costs of a token layer: each token sees W keys, and 2W are multiplied."""
@@ -71,8 +79,8 @@ class SlideConfig(WindowedConfig):
 
     name: ClassVar[str] = "slide"
 
-    def build(self, vocab_size: int) -> WindowedTransformer:
-        return WindowedTransformer(self, vocab_size, lambda _: Layer(self))
+    def layer(self, index: int) -> WindowedLayer:
+        return Layer(self)
 
     def stack_costs(self) -> Costs:
         return self.window_costs() * self.layers
@@ -87,8 +95,8 @@ class XLConfig(WindowedConfig):
 
     name: ClassVar[str] = "xl"
 
-    def build(self, vocab_size: int) -> WindowedTransformer:
-        return WindowedTransformer(self, vocab_size, lambda _: Layer(self, cache="detached"))
+    def layer(self, index: int) -> WindowedLayer:
+        return Layer(self, cache="detached")
 
     def stack_costs(self) -> Costs:
         return self.window_costs() * self.layers
@@ -278,29 +286,20 @@ class Layer(WindowedLayer):
 class WindowedTransformer(TiedModel):
     """The model of every `WindowedConfig`: embeddings, a stack of `WindowedLayer`s, and a final norm before the tied output layer.
 
-    Args:
-        layer: makes the layer at a place in the stack, counted from 0.
-        sharing_layer: under feedback, the place of the layer whose states all layers read (Appendix E). The stack then runs block
-            by block.
+    With a sharing layer (feedback), the stack runs block by block.
     """
 
     config: WindowedConfig
 
-    def __init__(
-        self,
-        config: WindowedConfig,
-        vocab_size: int,
-        layer: Callable[[int], WindowedLayer],
-        sharing_layer: int | None = None,
-    ):
+    def __init__(self, config: WindowedConfig, vocab_size: int):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size
         self.block = config.window
-        self.sharing_layer = sharing_layer
+        self.sharing_layer = config.sharing_layer
         self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
         self.dropout = nn.Dropout(dropouts(config).embedding)
-        self.layers: Any = nn.ModuleList(layer(i) for i in range(config.layers))
+        self.layers: Any = nn.ModuleList(config.layer(i) for i in range(config.layers))
         self.one_graph = all(layer.one_graph for layer in self.layers)
         self.final_norm = RMSNorm(config.d_model)
         self.final_dropout = nn.Dropout(dropouts(config).final)
