@@ -136,31 +136,22 @@ class LSTM(RecurrentModel):
 
 
 class LSTMIncrementalDecoder(IncrementalDecoder):
-    """The block has the State after each of its places, ``layers.i.states`` [B, W, 2, D]."""
+    """The block is the State after its last token."""
 
     model: LSTM
 
     def open(self, state: State, lanes: int) -> State:
-        shape = (lanes, self.model.block, 2, self.model.config.d_model)
-        return {name: tensor.new_zeros(shape) for name, tensor in state.items()}
+        return {name: tensor.clone() for name, tensor in state.items()}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens one by one, and keeps the State after each."""
+        """Reads tokens one by one: padding leaves a lane's State as it is."""
         x_BnD = self.model.dropout(self.model.embedding(tokens_Bn))
         outputs = []
-        made: dict[str, list[Tensor]] = {name: [] for name in state}
-        first_B = places.of_tokens_Bn[:, :1]
-        now: State = {}
-        for name, tensor in state.items():
-            last = torch.take_along_dim(block[name], (first_B - 1).clamp(min=0)[..., None, None], 1)[:, 0]
-            now[name] = torch.where((first_B == 0)[..., None], tensor, last)
-        for x_BD in x_BnD.unbind(1):
-            output_B1D, now = self.model.read(x_BD[:, None], now)
+        for x_B1D, valid_B1 in zip(x_BnD.split(1, 1), places.valid_Bn.split(1, 1), strict=True):
+            output_B1D, after = self.model.read(x_B1D, block)
             outputs.append(output_B1D)
-            for name in made:
-                made[name].append(now[name])
-        after = {name: places.write(block[name], torch.stack(made[name], 1)) for name in state}
-        return self.model.head(torch.cat(outputs, 1), None), after
+            block = {name: torch.where(valid_B1[..., None], after[name], block[name]) for name in block}
+        return self.model.head(torch.cat(outputs, 1), None), block
 
     def close(self, state: State, block: State) -> State:
-        return {name: tensor[:, -1].clone() for name, tensor in block.items()}
+        return block
