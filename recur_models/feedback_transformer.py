@@ -13,8 +13,9 @@ Letters: see core.py; L layers · W tokens of a block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -141,39 +142,44 @@ class FeedbackTransformer(CoreModel):
         own: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.makers]
         shared = self.shared(missing=crossing_BS is not None)
         for t, x_B1D in enumerate(x_BWD.split(1, 1)):
-            seen = Seen(None, None)
-            if crossing_BS is not None:
-                seen = seen._replace(crossing_Bnm=F.pad(crossing_BS, (0, t), value=False)[:, None])
+            crossing_B1m = None if crossing_BS is None else F.pad(crossing_BS, (0, t), value=False)[:, None]
             parts = [[pair, *so_far] for pair, so_far in zip(earlier, own, strict=True)]
-            output_B1D, memory_B1D = self.token(x_B1D, parts, seen, t, shared)
+            distance_logits = partial(self.logits_of_nearest, beyond=t)
+            seen = Seen(None, crossing_B1m)
+            output_B1D, memory_B1D = self.token(x_B1D, parts, seen, distance_logits, shared)
             outputs.append(output_B1D)
             memories.append(memory_B1D)
             new = self.keys_values(memory_B1D, shared.projection)
             own = [[joined(*so_far, pair)] for so_far, pair in zip(own, new, strict=True)]
         return torch.cat(outputs, 1), torch.cat(memories, 1), [so_far[0] for so_far in own]
 
+    def logits_of_nearest(self, q_BH1E: Tensor, beyond: int) -> Tensor:
+        """q·e[distance] for the ``span`` keys before a token, behind ``beyond`` older ones, which it does not see: [B, H, 1, m]."""
+        return F.pad(q_BH1E @ self.distances_EP, (beyond, 0), value=MASKED)
+
     def token(
-        self, x_B1D: Tensor, parts: Sequence[Parts], seen: Seen, distance_B1m: Tensor | int, shared: Shared
+        self,
+        x_B1D: Tensor,
+        parts: Sequence[Parts],
+        seen: Seen,
+        distance_logits: Callable[[Tensor], Tensor],
+        shared: Shared,
     ) -> tuple[Tensor, Tensor]:
         """One token through all layers: output and memory [B, 1, D].
 
         Args:
             parts: keys and values, of each layer that makes them.
-            distance_B1m: distances of the keys; or the number of keys further back than the span, the last key being the neighbour.
+            distance_logits: takes queries [B, H, 1, E], and returns q·e[distance] for the keys [B, H, 1, m].
             shared: tensors that the block's tokens share.
         """
-        distances = Distances(self.distances_EP, itself=False)
         outputs = [x_B1D]
         for i, (layer, weight) in enumerate(zip(self.layers, shared.queries, strict=True)):
             note(i, x_B1D)
             q = layer.queries(x_B1D, weight)
             maker = min(i, len(parts) - 1)  # the first layer where all share its keys
-            if isinstance(distance_B1m, int):
-                near = F.pad(q @ distances.table_EP, (distance_B1m, 0), value=MASKED)
-            else:
-                near = distances.at(q, distance_B1m)
             zero_key_value = shared.zero_keys_values[maker] if shared.zero_keys_values else None
-            x_B1D = layer.finish(x_B1D, layer.attend(q, parts[maker], near, seen, zero_key_value))
+            heads_BH1E = layer.attend(q, parts[maker], distance_logits(q), seen, zero_key_value)
+            x_B1D = layer.finish(x_B1D, heads_BH1E)
             outputs.append(x_B1D)
         weights_L = self.memory(torch.softmax(self.memory_weights_L, 0))
         return x_B1D, (weights_L.view(-1, 1, 1, 1) * torch.stack(outputs)).sum(0)
@@ -244,13 +250,14 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
         distance_Bnm, unseen_Bnm = distance_and_unseen(places.of_tokens_Bn, config.span, len(slot_m))
+        distances = Distances(model.distances_EP, itself=False)
         shared = model.shared(missing=True)
         for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
-            distance_B1m = distance_Bnm[:, n : n + 1]
+            distance_logits = partial(distances.at, distance_Bnm=distance_Bnm[:, n : n + 1])
             seen = Seen(unseen_Bnm[:, None, n : n + 1], missing_B1m)
             parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
-            output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_B1m, shared)
+            output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_logits, shared)
             outputs.append(output_B1D)
             # Padding is written too, behind the lane's own tokens. Later tokens overwrite it.
             here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
