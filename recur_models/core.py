@@ -277,7 +277,6 @@ def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:
     return torch.cat([filled_BS.long() - 1, fresh_BK.long().cumsum(1)], dim=1)
 
 
-def keep_own(x_BSD: Tensor, document_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """The slots of the newest document, with zeros in all other slots, and their number: the next segment needs both."""
-    own_BS = document_BS == document_BS[:, -1:]
-    return x_BSD.masked_fill(~own_BS.view(*own_BS.shape, *[1] * (x_BSD.dim() - 2)), 0.0), own_BS.sum(1)
+def in_newest(document_BS: Tensor) -> Tensor:
+    """Whether each slot belongs to the newest document, the last slot's: bool [B, S]. The next State has zeros in all others."""
+    return document_BS == document_BS[:, -1:]

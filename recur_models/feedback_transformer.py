@@ -32,7 +32,7 @@ from recur_models.core import (
     Parts,
     Seen,
     documents,
-    keep_own,
+    in_newest,
 )
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
@@ -129,8 +129,9 @@ class FeedbackTransformer(CoreModel):
             memories.append(memory_BWD)
             both = (joined(*pairs) for pairs in zip(earlier, own, strict=True))
             earlier = [(k[:, :, -span:], v[:, :, -span:]) for k, v in both]
-        kept_BSD, count_B = keep_own(torch.cat(memories, 1)[:, -span:], document_BS[:, -span:])
-        after = {"states": kept_BSD.to(state["states"].dtype), "states_count": count_B}
+        own_BS = in_newest(document_BS[:, -span:])
+        kept_BSD = torch.cat(memories, 1)[:, -span:].masked_fill(~own_BS[..., None], 0.0)
+        after = {"states": kept_BSD.to(state["states"].dtype), "states_count": own_BS.sum(1)}
         return self.head(torch.cat(outputs, 1), targets_BT), after
 
     def read(self, x_BWD: Tensor, earlier: Context, crossing_BS: Tensor | None) -> tuple[Tensor, Tensor, Context]:

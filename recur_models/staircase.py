@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, documents, in_newest
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.layers import joined
@@ -160,9 +160,9 @@ class Staircase(CoreModel):
             x_BSCD = x_BSCD[:, 1:]
             if i == len(chunks) - 1:
                 after = x_BSCD
-        states_BSCD, count_B = keep_own(after, document_BS[:, document_BS.shape[1] - old :])
-        states_BSCD = states_BSCD.to(state["states"].dtype).clone()
-        return self.head(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": count_B}
+        own_BS = in_newest(document_BS[:, document_BS.shape[1] - old :])
+        states_BSCD = after.masked_fill(~own_BS[..., None, None], 0.0).to(state["states"].dtype)
+        return self.head(torch.cat(outputs, 1), targets_BT), {"states": states_BSCD, "states_count": own_BS.sum(1)}
 
     def steps(self, document_BS: Tensor, blocks: int) -> list[Step]:
         """The steps of a segment: one for each chunk that joins, and those that drain."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, keep_own
+from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, in_newest
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
@@ -117,12 +117,13 @@ class TransformerXL(CoreModel):
         distances = Distances(self.distances_EP, itself=False)
         unseen_nm = distances.unseen(W, span + W, x_BTD.device)
         crosses = crossing_BK1m if bool(crossing_BK1m.any()) else None
-        after: State = {}
+        own_BS = in_newest(document_BS[:, -span:])
+        after: State = {"count": own_BS.sum(1)}
         for i, layer in enumerate(self.stack):
             note(i, x_BTD)
             run = self.recomputed("layer", self.layer)
             earlier_BSD = torch.cat([state[f"layers.{i}.inputs"].to(x_BTD.dtype), x_BTD], 1)
-            kept_BSD, after["count"] = keep_own(earlier_BSD[:, -span:], document_BS[:, -span:])
+            kept_BSD = earlier_BSD[:, -span:].masked_fill(~own_BS[..., None], 0.0)
             after[f"layers.{i}.inputs"] = kept_BSD.to(state[f"layers.{i}.inputs"].dtype)
             x_BTD = run(layer, earlier_BSD, distances, unseen_nm, crosses)
         return x_BTD, after
