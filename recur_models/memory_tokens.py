@@ -286,12 +286,14 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             note(i, x_BnD)
             x_BnD = layer.add_memory(x_BnD, layer_state(i, state))
             tokens = layer.tokens.project(x_BnD)
-            keys, values, changed = append(places, tokens, layer_state(i, block))
-            memory = [(changed["memory_keys"], changed["memory_values"])] if R else []
+            changed = append(places, tokens, layer_state(i, block))
+            parts = [(changed["keys"], changed["values"])]
+            if model.passes_tokens:
+                parts.insert(0, (changed["memory_keys"], changed["memory_values"]))
             bias_BHnZ = logit_bias(
                 layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0
             )
-            heads_BHnE = attend_parts(tokens.q_self, [*memory, (keys, values)], bias_BHnZ)
+            heads_BHnE = attend_parts(tokens.q_self, parts, bias_BHnZ)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return model.head(x_BnD, None), join_layers(after)

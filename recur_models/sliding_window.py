@@ -207,10 +207,10 @@ class TokenLayer(nn.Module):
     def step(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Projections, Tensor, State]:
         """Tokens of the current block attend to the window: their projections, their heads [B, H, n, E], the block with them."""
         tokens = self.project(x_BnD)
-        keys, values, after = append(part.places, tokens, block)
+        after = append(part.places, tokens, block)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
-        previous = state["keys"], state["values"]
-        return tokens, attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ, part.blind_BHn1), after
+        parts = [(each["keys"], each["values"]) for each in (state, after)]
+        return tokens, attend_parts(tokens.q_self, parts, bias_BHnZ, part.blind_BHn1), after
 
     def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
         """The layer's output for tokens that have attended to the window, and to states if it reads them."""

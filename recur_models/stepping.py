@@ -60,10 +60,9 @@ def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:
     return places.write(kept_BHWE.transpose(1, 2), new_BHnE.transpose(1, 2)).transpose(1, 2)
 
 
-def append(places: Places, tokens: Projections, block: State) -> tuple[Tensor, Tensor, State]:
-    """Add new tokens to a layer's block. Returns the keys and values of the block [B, H, W, E], and the layer's new block."""
-    after = block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
-    return after["keys"].to(tokens.k.dtype), after["values"].to(tokens.v.dtype), after
+def append(places: Places, tokens: Projections, block: State) -> State:
+    """A layer's block with the keys and values of new tokens."""
+    return block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
 
 
 def put_pair(places: Places, block: State, name: str, k: Tensor, v: Tensor) -> None:

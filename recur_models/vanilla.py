@@ -134,9 +134,9 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
             tokens = layer.project(x_BnD)
-            keys, values, changed = append(places, tokens, layer_state(i, block))
+            changed = append(places, tokens, layer_state(i, block))
             bias_BHnW = logit_bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
-            heads_BHnE = attend_parts(tokens.q_self, [(keys, values)], bias_BHnW)
+            heads_BHnE = attend_parts(tokens.q_self, [(changed["keys"], changed["values"])], bias_BHnW)
             x_BnD = layer.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return self.model.head(x_BnD, None), join_layers(after)

@@ -43,12 +43,12 @@ class WindowMixer(Mixer):
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         window = self.config.window
         tokens = self.project(x_BnD)
-        keys, values, after = append(places, tokens, block)
+        after = append(places, tokens, block)
         distance_BnZ, unseen_BnZ = distance_and_unseen(places.of_tokens_Bn, window, 2 * window)
         bucket_BnZ = PositionBias.bucket(distance_BnZ)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
-        previous = state["keys"], state["values"]
-        heads_BHnE = attend_parts(tokens.q_self, [previous, (keys, values)], bias_BHnZ)
+        parts = [(each["keys"], each["values"]) for each in (state, after)]
+        heads_BHnE = attend_parts(tokens.q_self, parts, bias_BHnZ)
         return self.out(merge_heads(heads_BHnE)), after
 
     def probes(self) -> list[Probe]:
