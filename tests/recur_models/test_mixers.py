@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -58,23 +58,31 @@ def test_the_gated_delta_rule_is_that_of_transformers(rule: Callable[..., tuple[
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["delta", "generalised", "decayed", "matrix"])
-def test_autocast_changes_no_bit_of_a_rule(rule: str) -> None:
-    q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(3).values())
+Rule = Literal["delta", "generalised", "decayed", "matrix"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
-    def made() -> tuple[Tensor, ...]:
-        if rule == "delta":
-            return gated_delta_rule(q, k, v, log_decay, beta, state)
-        if rule == "generalised":
-            log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
-            return generalised_delta_rule(q, k, v, log_decays, -k, beta[..., None] * k, state)
-        if rule == "decayed":
-            return decayed_attention(q, k, v, log_decay, state)
-        return matrix_memory(q, k, v, beta, log_decay, torch.cat([state, state[..., :1]], -1), torch.zeros(B, H))
 
+def run(
+    rule: Rule, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, **options: Any
+) -> tuple[Tensor, ...]:
+    """A rule's outputs and its State after them, made of what all rules can take: ``beta`` decides how much a token writes."""
+    if rule == "delta":
+        return gated_delta_rule(q, k, v, log_decay, beta, state, **options)
+    if rule == "generalised":
+        log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
+        return generalised_delta_rule(q, k, v, log_decays, -k, beta[..., None] * k, state, **options)
+    if rule == "decayed":
+        return decayed_attention(q, k, v, log_decay, state, **options)
+    with_normaliser = torch.cat([state, state[..., :1].abs()], -1)
+    return matrix_memory(q, k, v, beta, log_decay, with_normaliser, state.new_zeros(B, H), **options)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_autocast_changes_no_bit_of_a_rule(rule: Rule) -> None:
+    given = [tensor.detach() for tensor in inputs(3).values()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under = made()
-    for each, plain in zip(under, made(), strict=True):
+        under = run(rule, *given)
+    for each, plain in zip(under, run(rule, *given), strict=True):
         assert torch.equal(each, plain)
 
 
@@ -93,7 +101,7 @@ def test_the_delta_rule_writes_what_a_key_lacks() -> None:
 
 
 @pytest.mark.parametrize("rule", ["delta", "decayed", "matrix"])
-def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: str) -> None:
+def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: Rule) -> None:
     """In float32 as in float64, though cumulative log decays are in the hundreds: one token in ten forgets much."""
     torch.manual_seed(0)
     share = torch.rand(B, 300, H)
@@ -104,17 +112,12 @@ def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: str) -> No
     beta = torch.rand(B, 300, H)
     state = torch.randn(B, H, E, V)
 
-    def made(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        queries, keys, values, decays, gates, before = (x.to(dtype) for x in (q, k, v, log_decay, beta, state))
-        if rule == "delta":
-            return gated_delta_rule(queries, keys, values, decays, gates, before)
-        if rule == "decayed":
-            return decayed_attention(queries, keys, values, decays, before)
-        both = torch.cat([before, before[..., :1].abs()], -1)
-        return matrix_memory(queries, keys, values, gates, decays, both, both.new_zeros(B, H))[:1]
-
-    for single, double in zip(made(torch.float32), made(torch.float64), strict=True):
-        torch.testing.assert_close(single.double(), double, rtol=3e-6, atol=3e-6)
+    given = [q, k, v, log_decay, beta, state]
+    single = run(rule, *given)
+    double = run(rule, *(tensor.double() for tensor in given))
+    compared = 1 if rule == "matrix" else 2  # its State stands in a scale of its own
+    for one, other in zip(single[:compared], double[:compared], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=3e-6, atol=3e-6)
 
 
 def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
@@ -128,36 +131,26 @@ def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
     torch.testing.assert_close(after, S, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", ["delta", "generalised", "decayed", "memory"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("length", "chunk", "blocks"), [(50, 64, 2), (48, 32, 2), (48, 64, 3), (45, 16, 5), (48, 16, 4)]
 )
 def test_a_rule_resets_where_a_block_begins_whatever_its_chunks_are(
-    rule: str, length: int, chunk: int, blocks: int
+    rule: Rule, length: int, chunk: int, blocks: int
 ) -> None:
-    q, k, v, log_decay, beta, state = (tensor.detach().double() for tensor in inputs(8).values())
-    log_decays = (log_decay / 4)[..., None].clamp(MIN_LOG_DECAY).expand_as(k)
+    *of_tokens, state = (tensor.detach().double() for tensor in inputs(8).values())
 
-    def made(part: slice, fresh_BK: Tensor, state: Tensor) -> tuple[Tensor, ...]:
-        qp, kp, vp, decay, write = (each[:, part] for each in (q, k, v, log_decay, beta))
-        options: Any = {"chunk": chunk, "fresh_BK": fresh_BK}
-        if rule == "delta":
-            return gated_delta_rule(qp, kp, vp, decay, write, state, **options)
-        if rule == "generalised":
-            return generalised_delta_rule(qp, kp, vp, log_decays[:, part], -kp, write[..., None] * kp, state, **options)
-        if rule == "decayed":
-            return decayed_attention(qp, kp, vp, decay, state, **options)
-        return matrix_memory(qp, kp, vp, write, decay, state, torch.zeros(B, H, dtype=q.dtype), **options)
+    def made(part: slice, fresh_BK: Tensor) -> tuple[Tensor, ...]:
+        given = [*(each[:, part] for each in of_tokens), state]
+        return run(rule, *given, chunk=chunk, fresh_BK=fresh_BK)
 
-    if rule == "memory":
-        state = torch.cat([state, state[..., :1]], -1)
     fresh_BK = torch.zeros(B, blocks, dtype=torch.bool)
     fresh_BK[:, -1] = True
-    outputs, *after = made(slice(0, length), fresh_BK, state)
+    outputs, *after = made(slice(0, length), fresh_BK)
     size = length // blocks
     begun = torch.ones(B, 1, dtype=torch.bool)
-    before, *_ = made(slice(0, length - size), ~begun, state)
-    last, *after_last = made(slice(length - size, length), begun, state)
+    before, *_ = made(slice(0, length - size), ~begun)
+    last, *after_last = made(slice(length - size, length), begun)
     torch.testing.assert_close(outputs, torch.cat([before, last], 1), rtol=1e-9, atol=1e-9)
     for one, other in zip(after, after_last, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
