@@ -18,18 +18,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.kept import kept_bytes
 from common.choices import Recompute
 from recur_models import GPT2Config, GPT2RecConfig, LlamaRecConfig, RecurrentModel, model_from_json
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.pretrained_weights import eos_ids_of
+from tests.recur_models.small_models import VOCAB, kept, tokens
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
 GPT2LMHeadModel, TheirConfig = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
 
-IDS = 31
 SMALL: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 2, "mlp_dim": 40, "positions": 32, "dropout": 0.0}
 
 
@@ -37,7 +36,9 @@ def saved(folder: Path, **options: Any) -> Any:
     """A tiny GPT-2 of transformers' that has been saved there, its weights large enough for logits that differ."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 32, "initializer_range": 0.2}
-    theirs: Any = GPT2LMHeadModel(TheirConfig(vocab_size=IDS, eos_token_id=IDS - 1, bos_token_id=IDS - 1, **sizes))
+    theirs: Any = GPT2LMHeadModel(
+        TheirConfig(vocab_size=VOCAB, eos_token_id=VOCAB - 1, bos_token_id=VOCAB - 1, **sizes)
+    )
     theirs.eval().save_pretrained(folder, **options)
     return theirs
 
@@ -54,23 +55,19 @@ def theirs(folder: Path) -> Any:
     return GPT2LMHeadModel.from_pretrained(folder).eval()
 
 
-def text(lanes: int, length: int) -> torch.Tensor:
-    return torch.randint(IDS, (lanes, length), generator=torch.Generator().manual_seed(1))
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("vocab_size", [IDS, IDS + 1])
+@pytest.mark.parametrize("vocab_size", [VOCAB, VOCAB + 1])
 @pytest.mark.parametrize("kind", [GPT2Config, GPT2RecConfig])
 def test_a_first_window_has_the_logits_of_transformers(
     kind: type[GPT2Config], vocab_size: int, folder: Path, theirs: Any
 ) -> None:
     model = kind(pretrained=str(folder), window=32).build(vocab_size).eval()
-    ids = text(2, 32)
+    ids = tokens(2, 32)
     logits, expected = model(ids)[0], theirs(ids).logits
     assert expected.std() > 0.5
-    torch.testing.assert_close(logits[..., :IDS], expected, rtol=0, atol=1e-6 * expected.abs().max().item())
-    if vocab_size > IDS:  # begin-of-document begins as the folder's mark between documents
-        assert torch.equal(logits[..., IDS], logits[..., IDS - 1])
+    torch.testing.assert_close(logits[..., :VOCAB], expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+    if vocab_size > VOCAB:  # begin-of-document begins as the folder's mark between documents
+        assert torch.equal(logits[..., VOCAB], logits[..., VOCAB - 1])
 
 
 @torch.no_grad()
@@ -79,8 +76,8 @@ def test_a_first_window_has_the_logits_of_transformers(
 def test_every_token_is_predicted_once_from_its_window(data: st.DataObject, folder: Path, theirs: Any) -> None:
     window = data.draw(st.integers(1, 12), "window")
     overlap = data.draw(st.integers(0, window - 1) | st.just(window - 1), "overlap")
-    ids = text(2, data.draw(st.integers(1, 30), "length"))
-    model = GPT2Config(pretrained=str(folder), window=window, overlap=overlap).build(IDS).eval()
+    ids = tokens(2, data.draw(st.integers(1, 30), "length"))
+    model = GPT2Config(pretrained=str(folder), window=window, overlap=overlap).build(VOCAB).eval()
     stride = window - overlap
     filled = torch.nn.functional.pad(ids, (0, -ids.shape[1] % stride))
     logits, _ = model(filled)
@@ -96,14 +93,14 @@ def test_every_token_is_predicted_once_from_its_window(data: st.DataObject, fold
 
 def recurrent(**fields: Any) -> RecurrentModel:
     torch.manual_seed(0)
-    return GPT2RecConfig(**SMALL | {"window": 8, "overlap": 3} | fields).build(IDS)
+    return GPT2RecConfig(**SMALL | {"window": 8, "overlap": 3} | fields).build(VOCAB)
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "block"])
 def test_what_a_window_leaves_gets_gradients_through_20_windows(recompute: Any) -> None:
     model: Any = recurrent().double()
     model.recompute = recompute
-    ids, left = text(2, 20 * model.block), []
+    ids, left = tokens(2, 20 * model.block), []
     model.recurrence.register_forward_hook(lambda *given: left.append(given[2]))
     state = model.initial_state(2)
     before = state["states"].requires_grad_()
@@ -121,41 +118,33 @@ def test_checkpointing_at_the_bottleneck_changes_no_gradient() -> None:
     found = []
     for recompute in ("nothing", "block"):
         model: Any = recurrent().double().train()
-        model.recompute, ids = recompute, text(2, 20 * 5)
+        model.recompute, ids = recompute, tokens(2, 20 * 5)
         model(ids, None, None, ids)[0].sum().backward()
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name in found[0]:
         torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-6, atol=1e-6)
 
 
-def held_bytes(model: RecurrentModel, blocks: int) -> int:
-    """What is kept between forward and backward pass."""
-    ids = text(2, blocks * model.block)
-    return kept_bytes(lambda: model(ids, None, None, ids))
-
-
 @pytest.mark.parametrize("d_model", [24, 96])
 def test_between_windows_little_is_kept(d_model: int) -> None:
     model, lanes, block = recurrent(window=24, overlap=8, d_model=d_model), 2, 16
     model.recompute = "block"
-    few, some, many = (held_bytes(model, blocks) for blocks in (5, 20, 60))
-    drawn, tokens = (
-        torch.get_rng_state().nbytes,
-        block * (8 + 4),
-    )  # for dropout, once a window; ids, and the nats that are returned
+    few, some, many = (kept(model, blocks) for blocks in (5, 20, 60))
+    drawn = torch.get_rng_state().nbytes  # for dropout, once a window
+    returned = block * (8 + 4)  # ids and nats
     for more, blocks in ((some - few, 15), (many - some, 40)):
         assert (
-            4 * d_model <= (more / blocks - drawn) / lanes - tokens <= 4 * d_model + 64
+            4 * d_model <= (more / blocks - drawn) / lanes - returned <= 4 * d_model + 64
         )  # h_prev; the paper counts z too
     model.recompute = "nothing"
-    assert held_bytes(model, 20) > 30 * some
+    assert kept(model, 20) > 30 * some
 
 
 @pytest.mark.parametrize(("recompute", "times"), [("nothing", 1), ("layer", 1), ("block", 5)])
 def test_embeddings_and_losses_are_made_once_a_segment(recompute: Recompute, times: int) -> None:
     model = recurrent(window=24, overlap=8)
     model.recompute = recompute
-    ids = text(2, 5 * model.block)
+    ids = tokens(2, 5 * model.block)
     made: list[str] = []
     for name in ("embedding", "final_norm"):
         model.get_submodule(name).register_forward_hook(lambda *_, name=name: made.append(name))
@@ -213,11 +202,11 @@ class Casts(TorchDispatchMode):
 def test_a_projection_is_cast_once_for_all_windows(config: Any, trained: str) -> None:
     heads = {"heads": 2, "kv_heads": 1} if config is LlamaRecConfig else {"heads": 2}
     sizes = {**heads, "layers": 2, "d_model": 16, "mlp_dim": 32, "positions": 32, "dropout": 0.0}
-    model = config(**sizes, window=8, trained=trained).build(IDS)
+    model = config(**sizes, window=8, trained=trained).build(VOCAB)
     projections = [each for each in model.layers.parameters() if each.dim() > 1]
-    expected, _ = model(text(2, 32))
+    expected, _ = model(tokens(2, 32))
     with torch.autocast("cpu", torch.bfloat16), Casts(projections) as casts:
-        found, _ = model(text(2, 32))
+        found, _ = model(tokens(2, 32))
     assert list(casts.counts.values()) == [1] * len(projections)
     torch.testing.assert_close(found.float(), expected, rtol=0.1, atol=0.1)
 
@@ -226,7 +215,7 @@ def test_frozen_weights_stay_as_they_are() -> None:
     model = recurrent(trained="recurrence")
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if name.startswith("recurrence.")}
-    ids = text(2, 20)
+    ids = tokens(2, 20)
     model(ids, None, None, ids)[0].sum().backward()
     assert all((parameter.grad is not None) == (name in trained) for name, parameter in model.named_parameters())
 
@@ -253,42 +242,42 @@ def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, t
     place = tmp_path / "gpt2"
     shutil.copytree(folder, place)
     config = GPT2RecConfig(pretrained=str(place), window=8)
-    model = config.build(IDS).eval()
+    model = config.build(VOCAB).eval()
     assert (config.layers, config.d_model, config.mlp_dim, config.positions) == (3, 24, 96, 32)
     values, weights = json.loads(json.dumps(config.to_json())), model.state_dict()
     shutil.rmtree(place)
     again = model_from_json(values)
     assert again == config
-    assert torch.equal(again.restore(IDS, weights).eval()(text(2, 16))[0], model(text(2, 16))[0])
+    assert torch.equal(again.restore(VOCAB, weights).eval()(tokens(2, 16))[0], model(tokens(2, 16))[0])
     with pytest.raises(ValueError, match="neither a folder here"):
-        again.build(IDS)
+        again.build(VOCAB)
 
 
 def test_an_exported_model_is_pretrained_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config, ids = GPT2Config(**SMALL, window=16), text(2, 16)
-    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    config, ids = GPT2Config(**SMALL, window=16), tokens(2, 16)
+    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     exported.save_pretrained(tmp_path / "exported")
     for kind in (GPT2Config, GPT2RecConfig):
-        model = kind(pretrained=str(tmp_path / "exported"), window=16, dropout=0.0).build(IDS).eval()
+        model = kind(pretrained=str(tmp_path / "exported"), window=16, dropout=0.0).build(VOCAB).eval()
         torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
 
 
 def test_an_exported_recurrence_is_taken_over_as_it_was_or_not_at_all(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = GPT2RecConfig(**SMALL, window=16, source="layer", insert_layer=2, hidden=(5,))
-    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     for parameter in exported.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     exported.save_pretrained(tmp_path / "exported")
     fields: dict[str, Any] = {"pretrained": str(tmp_path / "exported"), "window": 16, "dropout": 0.0}
-    same = GPT2RecConfig(**fields, source="layer", insert_layer=2, hidden=(5,)).build(IDS).eval()
-    ids = text(2, 32)
+    same = GPT2RecConfig(**fields, source="layer", insert_layer=2, hidden=(5,)).build(VOCAB).eval()
+    ids = tokens(2, 32)
     torch.testing.assert_close(same(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
     assert "give --model.source layer --model.hidden 5" in refused(lambda: GPT2RecConfig(**fields))
     moved = lambda: GPT2RecConfig(**fields, source="layer", insert_layer=1, hidden=(5,))  # noqa: E731
     assert "another recurrence than the model: give --model.insert-layer 2" in refused(moved)
-    GPT2Config(**fields).build(IDS)  # without recurrence the decoder alone is taken over
+    GPT2Config(**fields).build(VOCAB)  # without recurrence the decoder alone is taken over
 
 
 def test_a_model_of_the_hubs_cache_ends_texts_as_its_folder_says(
@@ -301,7 +290,7 @@ def test_a_model_of_the_hubs_cache_ends_texts_as_its_folder_says(
     (cached / "refs/main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     config = GPT2Config(pretrained="someone/small", window=8)
-    assert config.eos_token_ids == (IDS - 1,) and config.layers == 3 and config.pretrained == "someone/small"
+    assert config.eos_token_ids == (VOCAB - 1,) and config.layers == 3 and config.pretrained == "someone/small"
 
 
 def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) -> None:
@@ -312,11 +301,11 @@ def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) 
         tmp_path / "bare"
     )  # as the published files: without "transformer." and the output layer
     for name in ("parts", "bare"):
-        model = GPT2Config(pretrained=str(tmp_path / name), window=16).build(IDS).eval()
-        torch.testing.assert_close(model(text(1, 16))[0], theirs(text(1, 16)).logits, rtol=0, atol=1e-5)
+        model = GPT2Config(pretrained=str(tmp_path / name), window=16).build(VOCAB).eval()
+        torch.testing.assert_close(model(tokens(1, 16))[0], theirs(tokens(1, 16)).logits, rtol=0, atol=1e-5)
 
 
-def refused(config: Any, vocab_size: int = IDS) -> str:
+def refused(config: Any, vocab_size: int = VOCAB) -> str:
     with pytest.raises(ValueError) as error:
         config().build(vocab_size)
     return str(error.value)

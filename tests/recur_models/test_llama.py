@@ -18,11 +18,11 @@ import torch
 from recur_models import GPT2Config, LlamaConfig, LlamaRecConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
+from tests.recur_models.small_models import VOCAB, tokens
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.llama.modeling_llama")
 
-IDS = 31
 SIZES: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 4, "mlp_dim": 40, "positions": 32}
 
 
@@ -31,16 +31,12 @@ def saved(folder: Path, **sizes: Any) -> Any:
     torch.manual_seed(0)
     ours = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
     sizes = {**ours, "max_position_embeddings": 32, "num_key_value_heads": 2, "initializer_range": 0.2, **sizes}
-    theirs: Any = THEIRS.LlamaForCausalLM(THEIRS.LlamaConfig(vocab_size=IDS, bos_token_id=1, eos_token_id=2, **sizes))
+    theirs: Any = THEIRS.LlamaForCausalLM(THEIRS.LlamaConfig(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, **sizes))
     for name, parameter in theirs.named_parameters():
         if name.endswith("norm.weight"):
             torch.nn.init.normal_(parameter, 1.0, 0.3)
     theirs.eval().save_pretrained(folder)
     return theirs
-
-
-def text(lanes: int, length: int) -> torch.Tensor:
-    return torch.randint(IDS, (lanes, length), generator=torch.Generator().manual_seed(1))
 
 
 def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **values: Any) -> str:
@@ -52,7 +48,7 @@ def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **valu
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("vocab_size", [IDS, IDS + 1])
+@pytest.mark.parametrize("vocab_size", [VOCAB, VOCAB + 1])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -66,20 +62,20 @@ def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **valu
 def test_a_first_window_has_the_logits_of_transformers(
     kind: type[LlamaConfig], sizes: dict[str, Any], vocab_size: int, tmp_path: Path
 ) -> None:
-    theirs, ids = saved(tmp_path, **sizes), text(2, 32)
+    theirs, ids = saved(tmp_path, **sizes), tokens(2, 32)
     model = kind(pretrained=str(tmp_path), window=32).build(vocab_size).eval()
     logits, expected = model(ids)[0], theirs(ids).logits
     assert expected.std() > 0.5
-    torch.testing.assert_close(logits[..., :IDS], expected, rtol=0, atol=1e-5)
-    if vocab_size > IDS:  # begin-of-document begins as what the folder's documents begin with
-        assert torch.equal(logits[..., IDS], logits[..., 1])
-        assert torch.equal(model.embedding.weight[IDS], model.embedding.weight[1])
+    torch.testing.assert_close(logits[..., :VOCAB], expected, rtol=0, atol=1e-5)
+    if vocab_size > VOCAB:  # begin-of-document begins as what the folder's documents begin with
+        assert torch.equal(logits[..., VOCAB], logits[..., 1])
+        assert torch.equal(model.embedding.weight[VOCAB], model.embedding.weight[1])
 
 
 @torch.no_grad()
 def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), text(2, 20)
-    logits, _ = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3).build(IDS).eval()(ids)
+    theirs, ids = saved(tmp_path), tokens(2, 20)
+    logits, _ = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3).build(VOCAB).eval()(ids)
     for place in range(20):
         first = max(place // 4 * 4 - 3, 0)
         expected = theirs(ids[:, first : place + 1]).logits[:, -1]
@@ -89,9 +85,9 @@ def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_all_layers_states_are_those_of_transformers(use_cache: bool, tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), text(2, 20)
+    theirs, ids = saved(tmp_path), tokens(2, 20)
     config = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3)
-    ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     found = ours(ids, use_cache=use_cache, output_hidden_states=True).hidden_states
     for place in (0, 6, 13, 19):
         first = max(place // 4 * 4 - 3, 0)
@@ -105,7 +101,7 @@ def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_fir
     """h_prev at −1: a layer that is given it as a token, and all others one place on, adds the same."""
     torch.manual_seed(0)
     config = LlamaRecConfig(**SIZES, window=6, kv_heads=2)
-    layer: Any = config.build(IDS).layers[0]
+    layer: Any = config.build(VOCAB).layers[0]
     x, prev = torch.randn(2, 6, 24), torch.randn(2, 1, 24)
     place, seen = torch.arange(7).expand(2, -1), torch.ones(7, 7).tril().bool().expand(2, -1, -1)
     found = layer(x, place[:, :6], seen[:, 1:], prev, None)
@@ -119,13 +115,13 @@ def test_in_bfloat16_on_a_cpu_it_attends_as_in_float32_without_the_slow_kernel(
     config: Callable[..., LlamaConfig], overlap: int
 ) -> None:
     torch.manual_seed(0)
-    model = config(pretrained="none", kv_heads=2, window=8, overlap=overlap, **SIZES).build(IDS)
-    tokens = text(2, 4 * (8 - overlap))
-    exact, _ = model(tokens, None, None, tokens)
+    model = config(pretrained="none", kv_heads=2, window=8, overlap=overlap, **SIZES).build(VOCAB)
+    ids = tokens(2, 4 * (8 - overlap))
+    exact, _ = model(ids, None, None, ids)
     wanted = torch.autograd.grad(exact.mean(), list(model.parameters()))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         with torch.autocast("cpu", torch.bfloat16):
-            found, _ = model(tokens, None, None, tokens)
+            found, _ = model(ids, None, None, ids)
         found.mean().backward()
     torch.testing.assert_close(found, exact, atol=0.03, rtol=0.01)
     for (name, parameter), expected in zip(model.named_parameters(), wanted, strict=True):
@@ -141,24 +137,24 @@ def test_smollm_has_its_parameters() -> None:
 
 
 def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path / "new", num_key_value_heads=4), text(2, 16)
+    theirs, ids = saved(tmp_path / "new", num_key_value_heads=4), tokens(2, 16)
     expected = theirs(ids).logits
     unsaid = ("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings")
     for name, values in {"llama-1": {}, "llama-2": {"rope_theta": 10_000.0, "rope_scaling": None}}.items():
         place = rewritten(tmp_path / "new", tmp_path / name, leave_out=unsaid, **values)
-        model = LlamaConfig(pretrained=place, window=16).build(IDS).eval()
+        model = LlamaConfig(pretrained=place, window=16).build(VOCAB).eval()
         torch.testing.assert_close(model(ids)[0], expected, rtol=0, atol=1e-5)
     exported: Any = ThroughlineForCausalLM(
-        ThroughlineConfig.of(LlamaConfig(**SIZES, kv_heads=2, window=16, output="own"), IDS)
+        ThroughlineConfig.of(LlamaConfig(**SIZES, kv_heads=2, window=16, output="own"), VOCAB)
     ).eval()
     exported.save_pretrained(tmp_path / "exported")
-    model = LlamaRecConfig(pretrained=str(tmp_path / "exported"), window=16).build(IDS).eval()
+    model = LlamaRecConfig(pretrained=str(tmp_path / "exported"), window=16).build(VOCAB).eval()
     torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
 
 
 def refused(config: Any) -> str:
     with pytest.raises(ValueError) as error:
-        config().build(IDS)
+        config().build(VOCAB)
     return str(error.value)
 
 

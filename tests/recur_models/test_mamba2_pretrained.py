@@ -20,11 +20,11 @@ from recur_models.decoding import begin, read
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.pretrained_weights import theirs_of
+from tests.recur_models.small_models import VOCAB, tokens
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.mamba2.modeling_mamba2")
 
-IDS = 31
 LENGTH = 24
 """No multiple of transformers' chunks, which are of 10 tokens, and one of our blocks, which are of 8."""
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ def saved(folder: Path, **sizes: Any) -> Any:
     """A tiny Mamba-2 of transformers' that has been saved there, all of its weights random."""
     torch.manual_seed(0)
     ours = {"hidden_size": 24, "num_hidden_layers": 3, "num_heads": 4, "head_dim": 12, "state_size": 6, "n_groups": 1}
-    ours |= {"vocab_size": IDS, "bos_token_id": 1, "eos_token_id": 2, "chunk_size": 10}
+    ours |= {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "chunk_size": 10}
     config = THEIRS.Mamba2Config(**ours | sizes)
     theirs: Any = THEIRS.Mamba2ForCausalLM(config)
     with torch.no_grad():
@@ -49,13 +49,9 @@ def saved(folder: Path, **sizes: Any) -> Any:
     return theirs
 
 
-def opened(folder: Path, vocab_size: int = IDS, **fields: Any) -> Any:
+def opened(folder: Path, vocab_size: int = VOCAB, **fields: Any) -> Any:
     config: Any = MODELS["mamba2"]
     return config(pretrained=str(folder), **{"window": 8, "chunk": 4, **fields}).build(vocab_size).eval()
-
-
-def text(lanes: int, length: int) -> Tensor:
-    return torch.randint(IDS, (lanes, length), generator=torch.Generator().manual_seed(1))
 
 
 def near(found: Tensor, expected: Tensor, atol: float = 1e-5) -> None:
@@ -65,7 +61,7 @@ def near(found: Tensor, expected: Tensor, atol: float = 1e-5) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_and_gradients_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     theirs = saved(tmp_path, **KINDS[kind])
-    ids = text(2, LENGTH + 1)
+    ids = tokens(2, LENGTH + 1)
     model = opened(tmp_path)
     expected = theirs(ids[:, :-1]).logits
     assert expected.std() > 0.5
@@ -87,7 +83,7 @@ def test_logits_and_gradients_are_those_of_transformers(kind: str, tmp_path: Pat
 def test_state_is_transformers_cache(kind: str, tmp_path: Path) -> None:
     """Two calls with a cache are two segments with State carried, and token by token gives the same."""
     theirs = saved(tmp_path, **KINDS[kind])
-    ids = text(2, 2 * LENGTH)
+    ids = tokens(2, 2 * LENGTH)
     model = opened(tmp_path)
     first = theirs(ids[:, :LENGTH], use_cache=True)
     second = theirs(ids[:, LENGTH:], cache_params=first.cache_params, use_cache=True)
@@ -113,9 +109,9 @@ def test_state_is_transformers_cache(kind: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_all_layers_states_are_those_of_transformers(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), text(2, LENGTH)
+    theirs, ids = saved(tmp_path), tokens(2, LENGTH)
     config = Mamba2Config(pretrained=str(tmp_path), window=8, chunk=8)
-    ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, IDS)).eval()
+    ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     found = ours(ids, output_hidden_states=True).hidden_states
     layers = theirs(ids, output_hidden_states=True).hidden_states
     expected = (theirs.backbone.embeddings(ids), *layers[:-2], layers[-1])
@@ -125,7 +121,7 @@ def test_all_layers_states_are_those_of_transformers(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_document_that_starts_inside_a_segment_sees_nothing_before_it(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), text(1, LENGTH)
+    theirs, ids = saved(tmp_path), tokens(1, LENGTH)
     logits, _ = opened(tmp_path)(ids, None, torch.tensor([[True, True, False]]))
     near(logits, torch.cat([theirs(ids[:, :8]).logits, theirs(ids[:, 8:]).logits], 1))
 
@@ -133,19 +129,19 @@ def test_a_document_that_starts_inside_a_segment_sees_nothing_before_it(tmp_path
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["own", "tied"])
 def test_begin_of_document_is_one_id_more_than_the_folder_has(kind: str, tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path, **KINDS[kind]), text(2, LENGTH)
-    model = opened(tmp_path, IDS + 1)
+    theirs, ids = saved(tmp_path, **KINDS[kind]), tokens(2, LENGTH)
+    model = opened(tmp_path, VOCAB + 1)
     logits, _ = model(ids)
-    near(logits[..., :IDS], theirs(ids).logits)
-    assert torch.equal(logits[..., IDS], logits[..., 1])
-    assert torch.equal(model.embedding.weight[IDS], model.embedding.weight[1])
+    near(logits[..., :VOCAB], theirs(ids).logits)
+    assert torch.equal(logits[..., VOCAB], logits[..., 1])
+    assert torch.equal(model.embedding.weight[VOCAB], model.embedding.weight[1])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["own", "tied"])
 def test_rows_that_were_padded_go(kind: str, tmp_path: Path) -> None:
     """A tokenizer of 25 ids, whose embeddings have 32 rows: begin-of-document is the twenty-sixth."""
-    theirs, ids = saved(tmp_path, vocab_size=32, **KINDS[kind]), text(2, LENGTH) % 25
+    theirs, ids = saved(tmp_path, vocab_size=32, **KINDS[kind]), tokens(2, LENGTH) % 25
     logits, _ = opened(tmp_path, 26)(ids)
     near(logits[..., :25], theirs(ids).logits[..., :25])
     assert torch.equal(logits[..., 25], logits[..., 1])
@@ -154,11 +150,11 @@ def test_rows_that_were_padded_go(kind: str, tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_reads_what_it_is_given_back(kind: str, tmp_path: Path) -> None:
-    ids = text(2, LENGTH)
+    ids = tokens(2, LENGTH)
     expected = saved(tmp_path, **KINDS[kind])(ids).logits
     config = Mamba2Config(pretrained=str(tmp_path), window=8, chunk=8)
-    again: Any = THEIRS.Mamba2ForCausalLM(THEIRS.Mamba2Config(vocab_size=IDS, chunk_size=10, **config.plain_values()))
-    weights = theirs_of(Mamba2Config.family, config.build(IDS).state_dict())
+    again: Any = THEIRS.Mamba2ForCausalLM(THEIRS.Mamba2Config(vocab_size=VOCAB, chunk_size=10, **config.plain_values()))
+    weights = theirs_of(Mamba2Config.family, config.build(VOCAB).state_dict())
     lacking, left_over = again.load_state_dict(weights, strict=False)
     again.tie_weights()
     assert not left_over and set(lacking) <= {"lm_head.weight"}
@@ -167,12 +163,12 @@ def test_transformers_reads_what_it_is_given_back(kind: str, tmp_path: Path) -> 
 
 @torch.no_grad()
 def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path / "new"), text(2, LENGTH)
+    theirs, ids = saved(tmp_path / "new"), tokens(2, LENGTH)
     expected = theirs(ids).logits
     for name, limit in {"infinity": [0.0, math.inf], "unsaid": None}.items():
         values = {} if limit is None else {"time_step_limit": limit}
         near(opened(rewritten(tmp_path / "new", tmp_path / name, **values))(ids)[0], expected)
-    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(Mamba2Config(pretrained=str(tmp_path / "new")), IDS))
+    exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(Mamba2Config(pretrained=str(tmp_path / "new")), VOCAB))
     exported.save_pretrained(tmp_path / "exported")
     near(opened(tmp_path / "exported")(ids)[0], expected)
 
@@ -180,12 +176,12 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
 def test_a_config_that_is_read_back_needs_no_folder(tmp_path: Path) -> None:
     saved(tmp_path / "folder", **KINDS["groups"])
     config = Mamba2Config(pretrained=str(tmp_path / "folder"), window=8, chunk=8)
-    model, ids = config.build(IDS).eval(), text(2, LENGTH)
+    model, ids = config.build(VOCAB).eval(), tokens(2, LENGTH)
     values = json.loads(json.dumps(config.to_json()))
     shutil.rmtree(tmp_path / "folder")
     again = model_from_json(values)
     assert again == config
-    assert torch.equal(again.restore(IDS, model.state_dict()).eval()(ids)[0], model(ids)[0])
+    assert torch.equal(again.restore(VOCAB, model.state_dict()).eval()(ids)[0], model(ids)[0])
 
 
 def test_mamba2_130m_has_its_parameters() -> None:
@@ -194,7 +190,7 @@ def test_mamba2_130m_has_its_parameters() -> None:
 
 def test_untrained_weights_begin_as_mamba2_begins_them() -> None:
     torch.manual_seed(0)
-    model: Any = Mamba2Config(layers=4, d_model=64, heads=2).build(IDS)
+    model: Any = Mamba2Config(layers=4, d_model=64, heads=2).build(VOCAB)
     mixer = model.layers[1].mixer
     step = F.softplus(mixer.step_bias_H)
     assert ((step >= 1e-3 - 1e-6) & (step <= 0.1 + 1e-6)).all()
@@ -214,7 +210,7 @@ def rewritten(folder: Path, place: Path, **values: Any) -> Path:
     return place
 
 
-def refused(folder: Path, vocab_size: int = IDS, **fields: Any) -> str:
+def refused(folder: Path, vocab_size: int = VOCAB, **fields: Any) -> str:
     with pytest.raises(ValueError) as error:
         opened(folder, vocab_size, **fields)
     assert str(error.value).count("\n") == 0
@@ -247,7 +243,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
 def test_a_window_that_chunks_do_not_divide_changes_no_result(tmp_path: Path) -> None:
     """Trained weights are scored with any window."""
     saved(tmp_path)
-    ids = text(2, 24)
+    ids = tokens(2, 24)
     expected = opened(tmp_path)(ids)[0]
     for window in (6, 12):
         assert opened(tmp_path, window=window).config.sizes.chunk == {6: 2, 12: 4}[window]
