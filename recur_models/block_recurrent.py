@@ -25,6 +25,7 @@ from recur_models.gates import GATES, Gate, gate_costs
 from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs, upcast
 from recur_models.protocol import Probe, State, relative_change, reset
 from recur_models.sliding_window import (
+    Blocks,
     Layer,
     Part,
     TokenLayer,
@@ -167,41 +168,28 @@ class RecurrentLayer(WindowedLayer):
         initial_SD = upcast(self.states.initial_SD.detach())  # a gate adds to them block by block
         return {**self.tokens.initial_cache(lanes), "states": initial_SD.expand(lanes, -1, -1).clone()}
 
-    def forward(
-        self,
-        x_BKWD: Tensor,
-        state: State,
-        fresh_BK: Tensor,
-        no_previous_block_BK: Tensor | None,
-        window: Window,
-        shared_kv: Projections | None,
-    ) -> tuple[Tensor, State]:
+    def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
         """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone."""
         tokens = self.tokens.project(x_BKWD)
-        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
-        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
+        v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
         after = last_block(tokens)
-        own = shared_kv if self.shares_states else None
-        reads, after["states"] = self.recur(state["states"], k_BKHZE, v_BKHZE, fresh_BK, no_previous_block_BK, own)
+        reads, after["states"] = self.recur(state["states"], k_BKHZE, v_BKHZE, blocks)
         cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
-        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
+        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
 
     def recur(
-        self,
-        c_BSD: Tensor,
-        k_BKHZE: Tensor,
-        v_BKHZE: Tensor,
-        fresh_BK: Tensor,
-        no_previous_block_BK: Tensor | None,
-        shared_kv: Projections | None,
+        self, c_BSD: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, blocks: Blocks
     ) -> tuple[list[Projections], Tensor]:
         """The horizontal direction over the blocks: projections of the states that each block reads, and the last states."""
         reads: list[Projections] = []
-        no_previous = [None] * k_BKHZE.shape[1] if no_previous_block_BK is None else no_previous_block_BK.unbind(1)
+        masked_BK = blocks.no_previous_block_BK
+        no_previous = [None] * k_BKHZE.shape[1] if masked_BK is None else masked_BK.unbind(1)
+        shared_kv = blocks.shared_kv if self.shares_states else None
         # unbind, since the gradient of an index is as large as the whole segment
-        blocks = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), fresh_BK.unbind(1), no_previous, strict=True)
-        for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in blocks:
+        parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
+        for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
             c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_B)
             reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
             c_BSD = self.states.update(c_BSD, reads[-1], k_BHZE, v_BHZE, no_previous_block_B)

@@ -28,6 +28,7 @@ from recur_models.costs import Costs, attention
 from recur_models.layers import MASKED, Projections
 from recur_models.protocol import Probe, State
 from recur_models.sliding_window import (
+    Blocks,
     Layer,
     Part,
     TokenLayer,
@@ -104,21 +105,13 @@ class MemorizingLayer(WindowedLayer):
             "memory_count": like.new_zeros(lanes, dtype=torch.int64),
         }
 
-    def forward(
-        self,
-        x_BKWD: Tensor,
-        state: State,
-        fresh_BK: Tensor,
-        no_previous_block_BK: Tensor | None,
-        window: Window,
-        shared_kv: Projections | None,
-    ) -> tuple[Tensor, State]:
+    def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
         """Local and remembered attention, joined by a gate for each head."""
         tokens = self.tokens.project(x_BKWD)
-        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
-        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
-        local_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
-        remembered_BKHWE, after = self.remember(tokens, state, fresh_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
+        v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
+        local_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
+        remembered_BKHWE, after = self.remember(tokens, state, blocks.fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE)), last_block(tokens) | after
 
     def open(self, state: State, shared_kv: Projections | None) -> State:

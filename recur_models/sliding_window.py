@@ -102,6 +102,17 @@ class XLConfig(WindowedConfig):
         return self.window_costs() * self.layers
 
 
+class Blocks(NamedTuple):
+    """Tensors that all layers share when some blocks are read."""
+
+    fresh_BK: Tensor
+    """bool. True for blocks at which a document begins."""
+    no_previous_block_BK: Tensor | None
+    """bool. True for blocks whose previous block is masked, under ``equations="paper"``; None if there are none."""
+    shared_kv: Projections | None
+    """Under feedback, the projected states of the sharing layer, which may be the layer itself ([B, H, S, E]; K is 1)."""
+
+
 class Part(NamedTuple):
     """Tensors that all layers share when some tokens of one block are read."""
 
@@ -125,21 +136,12 @@ class WindowedLayer(nn.Module, ABC):
         """Its State before a document."""
 
     @abstractmethod
-    def forward(
-        self,
-        x_BKWD: Tensor,
-        state: State,
-        fresh_BK: Tensor,
-        no_previous_block_BK: Tensor | None,
-        window: Window,
-        shared_kv: Projections | None,
-    ) -> tuple[Tensor, State]:
-        """Tokens in blocks and State in, the same out. ``window``: from `TokenLayer.window`. ``shared_kv``: under feedback, the
-        projected states of the sharing layer, which may be this layer ([B, H, S, E]; K is 1)."""
+    def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
+        """Tokens in blocks and State in, the same out. ``window``: from `TokenLayer.window`."""
 
     @abstractmethod
     def open(self, state: State, shared_kv: Projections | None) -> State:
-        """An empty block that begins at ``state``; ``shared_kv`` as in `forward`."""
+        """An empty block that begins at ``state``; ``shared_kv`` as in `Blocks`."""
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
@@ -252,20 +254,13 @@ class Layer(WindowedLayer):
     def initial_state(self, lanes: int) -> State:
         return self.tokens.initial_cache(lanes)
 
-    def forward(
-        self,
-        x_BKWD: Tensor,
-        state: State,
-        fresh_BK: Tensor,
-        no_previous_block_BK: Tensor | None,
-        window: Window,
-        shared_kv: Projections | None,
-    ) -> tuple[Tensor, State]:
+    def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
         tokens = self.tokens.project(x_BKWD)
-        k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK, self.detached)
-        v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK, self.detached)
-        cross = None if shared_kv is None else attend(tokens.q_cross, shared_kv.k[:, None], shared_kv.v[:, None])
-        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, no_previous_block_BK)
+        k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK, self.detached)
+        v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK, self.detached)
+        states = blocks.shared_kv
+        cross = None if states is None else attend(tokens.q_cross, states.k[:, None], states.v[:, None])
+        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), last_block(tokens)
 
     def open(self, state: State, shared_kv: Projections | None) -> State:
@@ -334,11 +329,11 @@ class WindowedTransformer(TiedModel):
             no_previous_block_BK = fresh_BK.clone()
             no_previous_block_BK[:, 0] |= ~state["present"]
             after["present"] = torch.ones_like(state["present"])
-        shared_kv = self.project_states(state, fresh_BK[:, 0])
+        blocks = Blocks(fresh_BK, no_previous_block_BK, self.project_states(state, fresh_BK[:, 0]))
         for i, layer in enumerate(self.layers):
             note(i, x_BKWD)
             run = self.recomputed("layer", layer)
-            x_BKWD, changed = run(x_BKWD, layer_state(i, state), fresh_BK, no_previous_block_BK, windows[i], shared_kv)
+            x_BKWD, changed = run(x_BKWD, layer_state(i, state), blocks, windows[i])
             layers.append(changed)
         return x_BKWD.flatten(1, 2), after | join_layers(layers)
 
