@@ -71,7 +71,10 @@ class Masks:
 
     def __init__(self, config: Any, blocks: int, seed: int):
         torch.manual_seed(seed)
-        W, width, layers, p = config.window, config.d_model, range(config.layers), config.dropout
+        W = config.window
+        width = config.d_model
+        layers = range(config.layers)
+        p = config.dropout
         sizes = {"embedding": width, "normed": width, "attention": width, "hidden": config.mlp_dim, "mlp": width}
         usual = config.dropout_places == "usual"
         inside = ("attention", "hidden", "mlp") if usual else ("normed", "mlp")
@@ -81,7 +84,8 @@ class Masks:
             drawn = F.dropout(torch.ones(len(at), W, sizes[place]), p)
             self.of |= {(place, layer, block): mask for block, mask in zip(at, drawn, strict=True)}
 
-        every, vanilla = range(blocks), config.name == "vanilla"
+        every = range(blocks)
+        vanilla = config.name == "vanilla"
         if usual:
             draw("embedding", 0, every)
         feedback = getattr(config, "feedback", False)
@@ -112,7 +116,8 @@ class Naive:
         self.feedback = getattr(model.config, "feedback", False)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        config, p = self.config, self.p
+        config = self.config
+        p = self.p
         W = config.window
         x_all = p["embedding.weight"][tokens]
         states = {i: p[f"layers.{i}.states.initial_SD"] for i in self.recurrent}
@@ -131,7 +136,9 @@ class Naive:
         return torch.cat(out)
 
     def layer(self, i: int, x: Tensor, start: int, keys: Any, values: Any, states: Any, before: Any) -> Any:
-        config, H, W = self.config, self.config.heads, self.config.window
+        config = self.config
+        H = self.config.heads
+        W = self.config.window
         p = under(self.p, f"layers.{i}.tokens.")
         cross = "project.cross_scale_H" in p
         block = start // W
@@ -140,7 +147,8 @@ class Naive:
         zeros = torch.zeros(H, W, config.head_dim)
         keys[i] = torch.cat([keys.get(i, zeros), k], dim=1)  # the document so far, behind W absent tokens
         values[i] = torch.cat([values.get(i, zeros), v], dim=1)
-        n, m = q.shape[1], keys[i].shape[1]
+        n = q.shape[1]
+        m = keys[i].shape[1]
         logits = torch.full((H, n, m), -1e6)
         for a in range(n):
             for b in range(m):
@@ -179,7 +187,9 @@ class Naive:
         return out
 
     def update(self, i: int, c: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
-        config, H, W = self.config, self.config.heads, self.config.window
+        config = self.config
+        H = self.config.heads
+        W = self.config.window
         s = under(self.p, f"layers.{i}.states.")
         k, v, q, q2 = project(under(s, "project."), norm(c, s["project.norm.scale"]) + s["ids_SD"], H, True)
         seen = slice(start + W if start == 0 and config.equations == "paper" else start, start + 2 * W)
@@ -197,7 +207,8 @@ class NaiveVanilla:
 
     def __init__(self, model: Any, masks: Any = lambda *_: 1.0):
         self.p = {name: value.detach() for name, value in model.state_dict().items()}
-        self.config, self.masks = model.config, masks
+        self.config = model.config
+        self.masks = masks
 
     def logits(self, tokens: Tensor) -> Tensor:
         return torch.cat([self.block(ids, k) for k, ids in enumerate(tokens.split(self.config.window))])

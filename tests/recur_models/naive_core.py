@@ -28,11 +28,13 @@ class NaiveCore:
     ) -> Tensor:
         """Layer i over x [n, D], whose tokens look at ``context`` [m, D]. ``distance`` [n, m], below 0 where a token may not look;
         ``absent`` [m]. ``shared``: the layer that makes keys and values."""
-        w, heads = self.config.width, self.config.heads
+        w = self.config.width
+        heads = self.config.heads
         q = self.norm(f"layers.{i}.norm", x) @ self.p[f"layers.{i}.qkv.weight"][:w].T
         j = i if shared is None else shared
         k, v = (self.norm(f"layers.{j}.norm", context) @ self.p[f"layers.{j}.qkv.weight"][w:].T).chunk(2, -1)
-        itself, span = self.itself, self.p["distances_EP"].shape[1]
+        itself = self.itself
+        span = self.p["distances_EP"].shape[1]
         out = torch.zeros(len(x), w)
         for n in range(len(x)):
             sees = [
@@ -67,10 +69,15 @@ class NaiveStaircase(NaiveCore):
     itself = True
 
     def logits(self, tokens: Tensor) -> Tensor:
-        config, x = self.config, F.embedding(tokens, self.p["embedding.weight"])
-        N, M, C = config.in_step, config.passes, config.chunk
+        config = self.config
+        x = F.embedding(tokens, self.p["embedding.weight"])
+        N = config.in_step
+        M = config.passes
+        C = config.chunk
         chunks: dict[int, Tensor] = dict(enumerate(x.split(C)))
-        total, done, passed = len(chunks), {}, dict.fromkeys(range(len(chunks)), 0)
+        total = len(chunks)
+        done = {}
+        passed = dict.fromkeys(range(len(chunks)), 0)
         for step in range(total + M - 1):
             window = range(step - N + 1, step + 1)
             present = [i for i in window if 0 <= i < total]
@@ -87,7 +94,8 @@ class NaiveStaircase(NaiveCore):
                     after[i] = y + self.mlp(layer, y)
                 now |= after
             for i in moving:
-                chunks[i], passed[i] = now[i], passed[i] + 1
+                chunks[i] = now[i]
+                passed[i] = passed[i] + 1
                 if passed[i] == M:
                     done[i] = now[i]
         return self.read_out(torch.cat([done[i] for i in range(total)]))
@@ -95,7 +103,8 @@ class NaiveStaircase(NaiveCore):
 
 class NaiveXL(NaiveCore):
     def logits(self, tokens: Tensor) -> Tensor:
-        x, span = F.embedding(tokens, self.p["embedding.weight"]), self.config.span
+        x = F.embedding(tokens, self.p["embedding.weight"])
+        span = self.config.span
         where = torch.arange(-span, len(tokens))
         distance = torch.arange(len(tokens))[:, None] - where
         distance = torch.where((distance >= 1) & (distance <= span), distance, -1)
@@ -109,8 +118,10 @@ class NaiveXL(NaiveCore):
 
 class NaiveFeedback(NaiveCore):
     def logits(self, tokens: Tensor) -> Tensor:
-        span, weights = self.config.span, torch.softmax(self.p["memory_weights_L"], 0)
-        memory, outputs = torch.zeros(span, self.config.d_model), []
+        span = self.config.span
+        weights = torch.softmax(self.p["memory_weights_L"], 0)
+        memory = torch.zeros(span, self.config.d_model)
+        outputs = []
         for t, x in enumerate(F.embedding(tokens, self.p["embedding.weight"])[:, None]):
             made = weights[0] * x
             for i in range(self.config.layers):

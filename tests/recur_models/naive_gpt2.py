@@ -28,14 +28,16 @@ class NaiveGPT2:
 
     def attend(self, i: int, x: Tensor, prev: Tensor | None) -> Tensor:
         """``prev`` stands before the tokens, and asks nothing."""
-        d, size = x.shape[-1], x.shape[-1] // self.config.heads
+        d = x.shape[-1]
+        size = x.shape[-1] // self.config.heads
         inputs = x if prev is None else torch.cat([prev, x])
         more = len(inputs) - len(x)
         q, k, v = self.affine(f"layers.{i}.attn.c_attn", self.norm(f"layers.{i}.ln_1", inputs)).split(d, -1)
         out = torch.zeros_like(x)
         for n in range(len(x)):
             for h in range(self.config.heads):
-                part, sees = slice(h * size, (h + 1) * size), slice(0, more + n + 1)
+                part = slice(h * size, (h + 1) * size)
+                sees = slice(0, more + n + 1)
                 weights = torch.softmax(k[sees, part] @ q[more + n, part] / size**0.5, 0)
                 out[n, part] = weights @ v[sees, part]
         return self.affine(f"layers.{i}.attn.c_proj", out)
@@ -95,7 +97,9 @@ class NaiveGPT2:
         return self.feed_forward("recurrence.steps", z)
 
     def logits(self, text: Tensor) -> Tensor:
-        stride, prev, parts = self.config.window - self.config.overlap, None, []
+        stride = self.config.window - self.config.overlap
+        prev = None
+        parts = []
         for start in range(0, len(text), stride):
             first = max(start - self.config.overlap, 0)
             x, each = self.window(text[first : start + stride], prev)
@@ -121,7 +125,8 @@ class NaiveLlama(NaiveGPT2):
         return torch.cat([z.real, z.imag])
 
     def attend(self, i: int, x: Tensor, prev: Tensor | None) -> Tensor:
-        size, shared = x.shape[-1] // self.config.heads, self.config.heads // self.config.kv_heads
+        size = x.shape[-1] // self.config.heads
+        shared = self.config.heads // self.config.kv_heads
         inputs = self.norm(f"layers.{i}.input_layernorm", x if prev is None else torch.cat([prev, x]))
         more = len(inputs) - len(x)
         q, k, v = (self.matrix(f"layers.{i}.self_attn.{name}_proj", inputs) for name in "qkv")
@@ -140,7 +145,8 @@ class NaiveLlama(NaiveGPT2):
         each = [x]
         for i in range(self.config.layers):
             x = x + self.attend(i, x, self.read_by(i, prev))
-            normed, mlp = self.norm(f"layers.{i}.post_attention_layernorm", x), f"layers.{i}.mlp"
+            normed = self.norm(f"layers.{i}.post_attention_layernorm", x)
+            mlp = f"layers.{i}.mlp"
             gate = self.matrix(f"{mlp}.gate_proj", normed)
             gated = gate / (1 + torch.exp(-gate)) * self.matrix(f"{mlp}.up_proj", normed)
             x = x + self.matrix(f"{mlp}.down_proj", gated)

@@ -98,7 +98,8 @@ class NaiveARMT(NaiveMemoryTokens):
         return self.A[i] @ phi / (self.z[i] @ phi + 1e-5)
 
     def write(self, i: int, memory: list[Tensor]) -> None:
-        A, z = self.A[i], self.z[i]
+        A = self.A[i]
+        z = self.z[i]
         for m in memory:
             *key, strength = self.p[f"layers.{i}.association.key_strength.weight"] @ m
             phi = self.features(torch.stack(key))
@@ -108,7 +109,8 @@ class NaiveARMT(NaiveMemoryTokens):
             gamma = min(max(1 - known, 0.0), 1.0)
             A = A + torch.outer(change, phi)
             z = z + gamma * phi
-        self.A[i], self.z[i] = A, z
+        self.A[i] = A
+        self.z[i] = z
 
 
 def features(x: Tensor) -> Tensor:

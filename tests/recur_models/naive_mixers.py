@@ -53,7 +53,10 @@ class NaiveMixers:
 
     def delta(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.config
-        H, E, V, R = config.heads, config.key_dim, config.value_dim, config.householders
+        H = config.heads
+        E = config.key_dim
+        V = config.value_dim
+        R = config.householders
         x = norm(x, p["norm.scale"])
         mixed = self.convolved(p, x @ p["qkv.weight"].T)
         gate = F.silu(x @ p["gate.weight"].T) if config.output_gate else 1.0
@@ -80,7 +83,9 @@ class NaiveMixers:
 
     def retention(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.config
-        H, E, V = config.heads, config.key_dim, config.value_dim
+        H = config.heads
+        E = config.key_dim
+        V = config.value_dim
         x = norm(x, p["norm.scale"])
         q, k, v, gate = (x @ p["qkvg.weight"].T).split([H * E, H * E, H * V, H * V], -1)
         outputs = []
@@ -97,16 +102,20 @@ class NaiveMixers:
 
     def mlstm(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.config
-        H, E, V = config.heads, config.key_dim, config.value_dim
+        H = config.heads
+        E = config.key_dim
+        V = config.value_dim
         x = norm(x, p["norm.scale"])
         q, k, v, gate = (x @ p["qkvo.weight"].T).split([H * E, H * E, H * V, H * V], -1)
         gates = 15 * torch.tanh((x @ p["gates.weight"].T + p["gates.bias"]) / 15)
         outputs = []
         for h, (qh, kh, vh) in enumerate(zip(heads_of(q, H), heads_of(k, H), heads_of(v, H), strict=True)):
-            C, n = torch.zeros(E, V), torch.zeros(E)
+            C = torch.zeros(E, V)
+            n = torch.zeros(E)
             heads = []
             for t in range(len(x)):
-                written, kept = torch.exp(gates[t, h]), torch.sigmoid(gates[t, H + h])
+                written = torch.exp(gates[t, h])
+                kept = torch.sigmoid(gates[t, H + h])
                 C = kept * C + written * torch.outer(kh[t], vh[t])
                 n = kept * n + written * kh[t]
                 query = qh[t] / E**0.5
@@ -116,7 +125,9 @@ class NaiveMixers:
 
     def mamba2(self, p: dict[str, Tensor], x: Tensor, eps: float = 1e-6) -> Tensor:
         config = self.config
-        H, E, V = config.heads, config.key_dim, config.value_dim
+        H = config.heads
+        E = config.key_dim
+        V = config.value_dim
         G = getattr(config, "groups", 1)
         x = norm(x, p["norm.scale"], eps)
         inward = x @ p["inward.weight"].T + p.get("inward.bias", 0.0)
@@ -142,11 +153,15 @@ class NaiveMixers:
 
     def rwkv7(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         config = self.config
-        H, E, V = config.heads, config.key_dim, config.value_dim
+        H = config.heads
+        E = config.key_dim
+        V = config.value_dim
         x = norm(x, p["norm.scale"])
         before = torch.cat([torch.zeros_like(x[:1]), x[:-1]])
         xr, xw, xk, xv, xa, xg = (x * (1 - mu) + before * mu for mu in (p[f"shift.share_D.{i}"] for i in range(6)))
-        r, k, v = xr @ p["q.weight"].T, xk @ p["k.weight"].T, xv @ p["v.weight"].T
+        r = xr @ p["q.weight"].T
+        k = xk @ p["k.weight"].T
+        v = xv @ p["v.weight"].T
         low_w = torch.tanh(xw @ p["decay.first_DR"]) @ p["decay.second_RZ"]
         w = torch.exp(-torch.exp(torch.tensor(-0.5)) * torch.sigmoid(p["decay.bias_Z"] + low_w))
         a = torch.sigmoid(p["rate.bias_Z"] + xa @ p["rate.first_DR"] @ p["rate.second_RZ"])
@@ -155,7 +170,8 @@ class NaiveMixers:
         put = k * (1 + (a - 1) * p["rate_in_key_Z"])
         outputs = []
         for h in range(H):
-            keys, values = slice(h * E, (h + 1) * E), slice(h * V, (h + 1) * V)
+            keys = slice(h * E, (h + 1) * E)
+            values = slice(h * V, (h + 1) * V)
             S = torch.zeros(V, E)
             for t in range(len(x)):
                 found = kk[t, keys] / torch.sqrt((kk[t, keys] ** 2).sum() + 1e-6)

@@ -58,7 +58,8 @@ def restated(config: ModelConfig) -> Any:
 
 def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:
     """Gradients of the summed nats over segments of ``blocks`` blocks, with State ``cut`` from the graph between them."""
-    state, total = model.initial_state(len(text)), torch.zeros(())
+    state = model.initial_state(len(text))
+    total = torch.zeros(())
     for segment in text.split(blocks * model.block, dim=1):
         nats, state = model(segment, detach(state) if cut else state, None, segment)
         total = total + nats.sum()

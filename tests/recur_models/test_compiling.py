@@ -101,10 +101,13 @@ def test_layers_of_the_staircase_family_are_compiled_whole_and_once(name: str) -
 
     def steps() -> tuple[list[Tensor | None], list[int]]:
         """What comes of six, and how many graphs there are after each."""
-        state, tensors, graphs = model.initial_state(2), [], []
+        state = model.initial_state(2)
+        tensors = []
+        graphs = []
         for step in range(6):
             fresh = torch.zeros(2, 3, dtype=torch.bool)
-            fresh[0, 1], fresh[:, 0] = step % 2 == 1, step == 0
+            fresh[0, 1] = step % 2 == 1
+            fresh[:, 0] = step == 0
             nats, state = model(text, state, fresh, text)
             nats.sum().backward()
             state = detach(state)
@@ -154,10 +157,12 @@ def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compil
     torch.manual_seed(0)
     model = WHOLE[name].build(VOCAB)
     compile_model(model, unit, "eager")  # as above: dynamo's part
-    state, graphs = model.initial_state(2), []
+    state = model.initial_state(2)
+    graphs = []
     for segment in range(5):
         fresh = torch.zeros(2, 3, dtype=torch.bool)
-        fresh[0, segment % 3], fresh[:, 0] = True, segment == 0
+        fresh[0, segment % 3] = True
+        fresh[:, 0] = segment == 0
         text = torch.randint(VOCAB, (2, 3 * model.block))
         with torch._dynamo.config.patch(error_on_recompile=segment > 1):
             nats, state = model(text, state, fresh, text)

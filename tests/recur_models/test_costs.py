@@ -13,7 +13,8 @@ from recur_models import MODELS, ModelConfig, RecConfig, SlideConfig, XLConfig
 from recur_models.memorizing import MemorizingConfig
 from tests.recur_models.conftest import small_configs
 
-VOCAB, BLOCKS = 31, 6
+VOCAB = 31
+BLOCKS = 6
 # d, heads, head size, MLP → total and non-embedding millions, 12 layers, fixed:skip, vocabulary 32,000 (paper, Table 4; MODELS)
 SIZES = {
     "40M": ((512, 8, 64, 2048), 56.8, 40.4),

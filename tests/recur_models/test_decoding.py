@@ -31,7 +31,9 @@ def size(reading: DecodingState) -> list[tuple[str, torch.Size, torch.dtype]]:
 @torch.no_grad()
 def test_token_by_token_equals_the_parallel_pass(decoder: IncrementalDecoder) -> None:
     text = tokens(2, 5 * decoder.model.block + 3)
-    reading, parts, sizes = begin(decoder, 2), [], set()
+    reading = begin(decoder, 2)
+    parts = []
+    sizes = set()
     for step in range(text.shape[1]):
         logits, reading = read(decoder, reading, text[:, step : step + 1])
         parts.append(logits)
@@ -81,7 +83,8 @@ def test_padded_lanes_equal_lanes_read_alone(decoder: IncrementalDecoder) -> Non
 
 @torch.no_grad()
 def test_lanes_can_be_reordered(decoder: IncrementalDecoder) -> None:
-    text, more = tokens(3, 9), tokens(3, 5, seed=3)
+    text = tokens(3, 9)
+    more = tokens(3, 5, seed=3)
     _, reading = read(decoder, begin(decoder, 3), text)
     order = torch.tensor([2, 0, 2])
     logits, _ = read(decoder, reading.select(order), more)
@@ -129,9 +132,11 @@ def test_a_reading_follows_the_model(decoder: IncrementalDecoder) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
 def test_on_a_gpu_as_on_the_cpu(decoder: IncrementalDecoder) -> None:
-    text, mask = tokens(3, 13), torch.ones(3, 13, dtype=torch.int64)
+    text = tokens(3, 13)
+    mask = torch.ones(3, 13, dtype=torch.int64)
     mask[0, :4] = 0
-    pieces, found = text.split([9, 1, 1, 1, 1], 1), {}
+    pieces = text.split([9, 1, 1, 1, 1], 1)
+    found = {}
     for device in ("cpu", "cuda"):
         decoder.model.to(device)
         logits, reading = read(decoder, begin(decoder, 3), pieces[0].to(device), mask[:, :9].to(device))

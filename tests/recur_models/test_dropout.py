@@ -74,7 +74,8 @@ def test_pretrained_decoders_drop_attention_weights(name: str) -> None:
 def test_recomputed_blocks_draw_the_same_dropout_again(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     if "block" not in config.recomputes:
         pytest.skip("this model does not offer it")
-    text, fresh = tokens(2, 3 * config.block), fresh_at(2, 3, (1, 1))
+    text = tokens(2, 3 * config.block)
+    fresh = fresh_at(2, 3, (1, 1))
     gradients = []
     for recomputes in (True, False):
         model = build(dropping(config)).double().train()

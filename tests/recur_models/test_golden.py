@@ -18,7 +18,10 @@ from recur_models import IGNORED, ModelConfig, detach
 from tests.recur_models.conftest import small_configs
 
 FOLDER = Path(__file__).parent / "golden"
-VOCAB, LANES, BLOCKS, STEPS = 31, 2, 3, 20
+VOCAB = 31
+LANES = 2
+BLOCKS = 3
+STEPS = 20
 
 
 def losses(config: ModelConfig) -> list[float]:
@@ -27,11 +30,13 @@ def losses(config: ModelConfig) -> list[float]:
     model = config.build(VOCAB).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
     tokens = torch.Generator().manual_seed(1)
-    state, found = model.initial_state(LANES), []
+    state = model.initial_state(LANES)
+    found = []
     for step in range(STEPS):
         text_BT = torch.randint(VOCAB, (LANES, BLOCKS * model.block + 1), generator=tokens)
         text_BT[:, 1::2] = (text_BT[:, :-1:2] * 3 + 1) % VOCAB  # something to learn: every other token follows
-        targets_BT, fresh_BK = text_BT[:, 1:].clone(), torch.zeros(LANES, BLOCKS, dtype=torch.bool)
+        targets_BT = text_BT[:, 1:].clone()
+        fresh_BK = torch.zeros(LANES, BLOCKS, dtype=torch.bool)
         if step % 5 == 0:
             fresh_BK[0, 0] = fresh_BK[1, 1] = True
             targets_BT[1, model.block - 1] = IGNORED

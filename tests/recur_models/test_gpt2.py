@@ -27,7 +27,8 @@ from tests.recur_models.small_models import VOCAB, kept, tokens
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
-GPT2LMHeadModel, TheirConfig = THEIRS.GPT2LMHeadModel, THEIRS.GPT2Config
+GPT2LMHeadModel = THEIRS.GPT2LMHeadModel
+TheirConfig = THEIRS.GPT2Config
 
 SMALL: dict[str, Any] = {"layers": 3, "d_model": 24, "heads": 2, "mlp_dim": 40, "positions": 32, "dropout": 0.0}
 
@@ -63,7 +64,8 @@ def test_a_first_window_has_the_logits_of_transformers(
 ) -> None:
     model = kind(pretrained=str(folder), window=32).build(vocab_size).eval()
     ids = tokens(2, 32)
-    logits, expected = model(ids)[0], theirs(ids).logits
+    logits = model(ids)[0]
+    expected = theirs(ids).logits
     assert expected.std() > 0.5
     torch.testing.assert_close(logits[..., :VOCAB], expected, rtol=0, atol=1e-6 * expected.abs().max().item())
     if vocab_size > VOCAB:  # begin-of-document begins as the folder's mark between documents
@@ -100,7 +102,8 @@ def recurrent(**fields: Any) -> RecurrentModel:
 def test_what_a_window_leaves_gets_gradients_through_20_windows(recompute: Any) -> None:
     model: Any = recurrent().double()
     model.recompute = recompute
-    ids, left = tokens(2, 20 * model.block), []
+    ids = tokens(2, 20 * model.block)
+    left = []
     model.recurrence.register_forward_hook(lambda *given: left.append(given[2]))
     state = model.initial_state(2)
     before = state["states"].requires_grad_()
@@ -118,7 +121,8 @@ def test_checkpointing_at_the_bottleneck_changes_no_gradient() -> None:
     found = []
     for recompute in ("nothing", "block"):
         model: Any = recurrent().double().train()
-        model.recompute, ids = recompute, tokens(2, 20 * 5)
+        model.recompute = recompute
+        ids = tokens(2, 20 * 5)
         model(ids, None, None, ids)[0].sum().backward()
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for name in found[0]:
@@ -127,7 +131,9 @@ def test_checkpointing_at_the_bottleneck_changes_no_gradient() -> None:
 
 @pytest.mark.parametrize("d_model", [24, 96])
 def test_between_windows_little_is_kept(d_model: int) -> None:
-    model, lanes, block = recurrent(window=24, overlap=8, d_model=d_model), 2, 16
+    model = recurrent(window=24, overlap=8, d_model=d_model)
+    lanes = 2
+    block = 16
     model.recompute = "block"
     few, some, many = (kept(model, blocks) for blocks in (5, 20, 60))
     drawn = torch.get_rng_state().nbytes  # for dropout, once a window
@@ -223,7 +229,8 @@ def test_frozen_weights_stay_as_they_are() -> None:
 def test_pooling_leaves_out_what_is_not_there() -> None:
     for pooling in ("mean", "max", "attention"):
         model: Any = recurrent(pooling=pooling)
-        x, there = torch.randn(1, 6, 24), torch.tensor([[False, False, True, True, True, True]])
+        x = torch.randn(1, 6, 24)
+        there = torch.tensor([[False, False, True, True, True, True]])
         other = torch.cat([torch.randn(1, 2, 24), x[:, 2:]], 1)
         assert torch.equal(model.recurrence.pool(x, there), model.recurrence.pool(other, there))
 
@@ -244,7 +251,8 @@ def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, t
     config = GPT2RecConfig(pretrained=str(place), window=8)
     model = config.build(VOCAB).eval()
     assert (config.layers, config.d_model, config.mlp_dim, config.positions) == (3, 24, 96, 32)
-    values, weights = json.loads(json.dumps(config.to_json())), model.state_dict()
+    values = json.loads(json.dumps(config.to_json()))
+    weights = model.state_dict()
     shutil.rmtree(place)
     again = model_from_json(values)
     assert again == config
@@ -255,7 +263,8 @@ def test_a_run_that_goes_on_needs_its_json_and_its_weights_alone(folder: Path, t
 
 def test_an_exported_model_is_pretrained_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    config, ids = GPT2Config(**SMALL, window=16), tokens(2, 16)
+    config = GPT2Config(**SMALL, window=16)
+    ids = tokens(2, 16)
     exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     exported.save_pretrained(tmp_path / "exported")
     for kind in (GPT2Config, GPT2RecConfig):

@@ -45,10 +45,13 @@ def test_only_recurrent_models_have_metrics_and_all_are_sound(config: ModelConfi
 @pytest.mark.parametrize("gate", ["fixed", "lstm"])
 def test_the_change_is_that_of_the_states_over_each_block(gate: str, cell: str) -> None:
     model = build(RecConfig(**SIZE, recurrent_layers=(2,), states=6, gate=gate, cell=cell))  # pyrefly: ignore
-    text, state, changes = tokens(2, 3 * model.block), model.initial_state(2), []
+    text = tokens(2, 3 * model.block)
+    state = model.initial_state(2)
+    changes = []
     for block in text.split(model.block, dim=1):
         _, after = model(block, state)
-        was, now = state["layers.1.states"], after["layers.1.states"]
+        was = state["layers.1.states"]
+        now = after["layers.1.states"]
         changes.append(((now - was).square().mean() / was.square().mean()).sqrt().item())
         state = after
     assert metrics(model)[0]["state_change"] == pytest.approx(sum(changes) / 3, rel=1e-5)
@@ -77,7 +80,8 @@ def test_states_that_are_not_read_or_not_changed_are_told_of() -> None:
     def model() -> RecurrentModel:
         return build(RecConfig(**SIZE, recurrent_layers=(2,), states=6))
 
-    unread, frozen = model(), model()
+    unread = model()
+    frozen = model()
     with torch.no_grad():
         unread.get_parameter("layers.1.tokens.out.weight")[:, 24:] = 0.0  # behind the heads that read states
         frozen.get_parameter("layers.1.states.attention_gate.bias").fill_(30.0)
@@ -122,7 +126,8 @@ def test_watching_changes_nothing() -> None:
 
 def test_a_slow_fixed_gate_moves_its_states_under_bfloat16_too() -> None:
     torch.manual_seed(0)
-    gate, moved = FixedGate(4, 8, "meliad", False), {}
+    gate = FixedGate(4, 8, "meliad", False)
+    moved = {}
     torch.nn.init.constant_(gate.bias, 6.5)  # g = 0.9985, which bfloat16 rounds to 1
     h_BSN = torch.randn(1, 2, 4)
     for enabled in (False, True):

@@ -91,7 +91,8 @@ def test_embeddings_are_also_the_output_and_can_be_resized(slide: Any, count: in
 @pytest.mark.parametrize("count", [VOCAB + 3, VOCAB - 2])
 @pytest.mark.parametrize("name", ["lstm", "staircase-zeros"])
 def test_an_output_layer_of_its_own_is_resized_with_the_embeddings(name: str, count: int, tmp_path: Path) -> None:
-    model, ids = wrap(small_configs()[name]), text(2, 9) % min(count, VOCAB)
+    model = wrap(small_configs()[name])
+    ids = text(2, 9) % min(count, VOCAB)
     before = model(ids).logits
     model.resize_token_embeddings(count)
     after = model(ids).logits
@@ -141,10 +142,13 @@ def test_sampling_and_beams_are_the_same_with_and_without_the_cache(model: Any) 
 
 @torch.no_grad()
 def test_a_padded_batch_continues_as_each_text_alone(model: Any) -> None:
-    width, lengths = 11, (1, 6, 11)
-    ids, mask = torch.full((3, width), BOD), torch.zeros(3, width, dtype=torch.int64)
+    width = 11
+    lengths = (1, 6, 11)
+    ids = torch.full((3, width), BOD)
+    mask = torch.zeros(3, width, dtype=torch.int64)
     for lane, length in enumerate(lengths):
-        ids[lane, width - length :], mask[lane, width - length :] = text(3, length)[lane], 1
+        ids[lane, width - length :] = text(3, length)[lane]
+        mask[lane, width - length :] = 1
     for options in ({}, {"num_beams": 2}):
         together = model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, **options)
         for lane, length in enumerate(lengths):

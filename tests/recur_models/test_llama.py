@@ -62,9 +62,11 @@ def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **valu
 def test_a_first_window_has_the_logits_of_transformers(
     kind: type[LlamaConfig], sizes: dict[str, Any], vocab_size: int, tmp_path: Path
 ) -> None:
-    theirs, ids = saved(tmp_path, **sizes), tokens(2, 32)
+    theirs = saved(tmp_path, **sizes)
+    ids = tokens(2, 32)
     model = kind(pretrained=str(tmp_path), window=32).build(vocab_size).eval()
-    logits, expected = model(ids)[0], theirs(ids).logits
+    logits = model(ids)[0]
+    expected = theirs(ids).logits
     assert expected.std() > 0.5
     torch.testing.assert_close(logits[..., :VOCAB], expected, rtol=0, atol=1e-5)
     if vocab_size > VOCAB:  # begin-of-document begins as what the folder's documents begin with
@@ -74,7 +76,8 @@ def test_a_first_window_has_the_logits_of_transformers(
 
 @torch.no_grad()
 def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), tokens(2, 20)
+    theirs = saved(tmp_path)
+    ids = tokens(2, 20)
     logits, _ = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3).build(VOCAB).eval()(ids)
     for place in range(20):
         first = max(place // 4 * 4 - 3, 0)
@@ -85,7 +88,8 @@ def test_every_token_is_predicted_from_its_window(tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_all_layers_states_are_those_of_transformers(use_cache: bool, tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), tokens(2, 20)
+    theirs = saved(tmp_path)
+    ids = tokens(2, 20)
     config = LlamaConfig(pretrained=str(tmp_path), window=7, overlap=3)
     ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     found = ours(ids, use_cache=use_cache, output_hidden_states=True).hidden_states
@@ -102,8 +106,10 @@ def test_what_the_window_before_left_is_seen_as_if_it_stood_right_before_the_fir
     torch.manual_seed(0)
     config = LlamaRecConfig(**SIZES, window=6, kv_heads=2)
     layer: Any = config.build(VOCAB).layers[0]
-    x, prev = torch.randn(2, 6, 24), torch.randn(2, 1, 24)
-    place, seen = torch.arange(7).expand(2, -1), torch.ones(7, 7).tril().bool().expand(2, -1, -1)
+    x = torch.randn(2, 6, 24)
+    prev = torch.randn(2, 1, 24)
+    place = torch.arange(7).expand(2, -1)
+    seen = torch.ones(7, 7).tril().bool().expand(2, -1, -1)
     found = layer(x, place[:, :6], seen[:, 1:], prev, None)
     expected = layer(torch.cat([prev, x], 1), place, seen, None, None)[:, 1:]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
@@ -137,7 +143,8 @@ def test_smollm_has_its_parameters() -> None:
 
 
 def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path / "new", num_key_value_heads=4), tokens(2, 16)
+    theirs = saved(tmp_path / "new", num_key_value_heads=4)
+    ids = tokens(2, 16)
     expected = theirs(ids).logits
     unsaid = ("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings")
     for name, values in {"llama-1": {}, "llama-2": {"rope_theta": 10_000.0, "rope_scaling": None}}.items():

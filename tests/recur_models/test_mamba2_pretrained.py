@@ -109,7 +109,8 @@ def test_state_is_transformers_cache(kind: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_all_layers_states_are_those_of_transformers(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), tokens(2, LENGTH)
+    theirs = saved(tmp_path)
+    ids = tokens(2, LENGTH)
     config = Mamba2Config(pretrained=str(tmp_path), window=8, chunk=8)
     ours = ThroughlineForCausalLM(ThroughlineConfig.of(config, VOCAB)).eval()
     found = ours(ids, output_hidden_states=True).hidden_states
@@ -121,7 +122,8 @@ def test_all_layers_states_are_those_of_transformers(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_document_that_starts_inside_a_segment_sees_nothing_before_it(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path), tokens(1, LENGTH)
+    theirs = saved(tmp_path)
+    ids = tokens(1, LENGTH)
     logits, _ = opened(tmp_path)(ids, None, torch.tensor([[True, True, False]]))
     near(logits, torch.cat([theirs(ids[:, :8]).logits, theirs(ids[:, 8:]).logits], 1))
 
@@ -129,7 +131,8 @@ def test_a_document_that_starts_inside_a_segment_sees_nothing_before_it(tmp_path
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["own", "tied"])
 def test_begin_of_document_is_one_id_more_than_the_folder_has(kind: str, tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path, **KINDS[kind]), tokens(2, LENGTH)
+    theirs = saved(tmp_path, **KINDS[kind])
+    ids = tokens(2, LENGTH)
     model = opened(tmp_path, VOCAB + 1)
     logits, _ = model(ids)
     near(logits[..., :VOCAB], theirs(ids).logits)
@@ -141,7 +144,8 @@ def test_begin_of_document_is_one_id_more_than_the_folder_has(kind: str, tmp_pat
 @pytest.mark.parametrize("kind", ["own", "tied"])
 def test_rows_that_were_padded_go(kind: str, tmp_path: Path) -> None:
     """A tokenizer of 25 ids, whose embeddings have 32 rows: begin-of-document is the twenty-sixth."""
-    theirs, ids = saved(tmp_path, vocab_size=32, **KINDS[kind]), tokens(2, LENGTH) % 25
+    theirs = saved(tmp_path, vocab_size=32, **KINDS[kind])
+    ids = tokens(2, LENGTH) % 25
     logits, _ = opened(tmp_path, 26)(ids)
     near(logits[..., :25], theirs(ids).logits[..., :25])
     assert torch.equal(logits[..., 25], logits[..., 1])
@@ -163,7 +167,8 @@ def test_transformers_reads_what_it_is_given_back(kind: str, tmp_path: Path) -> 
 
 @torch.no_grad()
 def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
-    theirs, ids = saved(tmp_path / "new"), tokens(2, LENGTH)
+    theirs = saved(tmp_path / "new")
+    ids = tokens(2, LENGTH)
     expected = theirs(ids).logits
     for name, limit in {"infinity": [0.0, math.inf], "unsaid": None}.items():
         values = {} if limit is None else {"time_step_limit": limit}
@@ -176,7 +181,8 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
 def test_a_config_that_is_read_back_needs_no_folder(tmp_path: Path) -> None:
     saved(tmp_path / "folder", **KINDS["groups"])
     config = Mamba2Config(pretrained=str(tmp_path / "folder"), window=8, chunk=8)
-    model, ids = config.build(VOCAB).eval(), tokens(2, LENGTH)
+    model = config.build(VOCAB).eval()
+    ids = tokens(2, LENGTH)
     values = json.loads(json.dumps(config.to_json()))
     shutil.rmtree(tmp_path / "folder")
     again = model_from_json(values)

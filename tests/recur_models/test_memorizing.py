@@ -28,7 +28,8 @@ def test_the_search_is_exact_whatever_the_chunk(chunk: int, monkeypatch: pytest.
     monkeypatch.setattr(memorizing, "CHUNK_ELEMENTS", chunk)
     q, keys, values = ring()
     count = torch.tensor([0, 5, 4000])  # none, fewer than N, a ring that has turned
-    slots, out = nearest_keys(q, keys, count, 8), recall(q, keys, values, count, 8)
+    slots = nearest_keys(q, keys, count, 8)
+    out = recall(q, keys, values, count, 8)
     assert slots.shape == (3, 2, 4, 8)
     assert torch.equal(out[0], torch.zeros_like(out[0]))
     for lane, filled in ((1, 5), (2, 40)):

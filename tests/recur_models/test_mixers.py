@@ -20,7 +20,11 @@ from recur_models.mixers import MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
 from recur_models.rwkv7 import MIN_LOG_DECAY, generalised_delta_rule
 
-B, T, H, E, V = 2, 50, 3, 8, 12
+B = 2
+T = 50
+H = 3
+E = 8
+V = 12
 
 
 def inputs(seed: int = 0) -> dict[str, Tensor]:
@@ -89,7 +93,8 @@ def test_autocast_changes_no_bit_of_a_rule(rule: Rule) -> None:
 def test_the_delta_rule_writes_what_a_key_lacks() -> None:
     """One token after another, as the equation reads."""
     q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(2).values())
-    outputs, S = [], state
+    outputs = []
+    S = state
     for t in range(T):
         S = S * log_decay[:, t].exp()[..., None, None]
         held = torch.einsum("bhev,bhe->bhv", S, k[:, t])
@@ -122,7 +127,8 @@ def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: Rule) -> N
 
 def test_decayed_attention_is_the_sum_that_it_stands_for() -> None:
     q, k, v, log_decay, _, state = (tensor.detach() for tensor in inputs(3).values())
-    outputs, S = [], state
+    outputs = []
+    S = state
     for t in range(T):
         S = S * log_decay[:, t].exp()[..., None, None] + torch.einsum("bhe,bhv->bhev", k[:, t], v[:, t])
         outputs.append(torch.einsum("bhev,bhe->bhv", S, q[:, t]))
@@ -199,7 +205,8 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     given = inputs(4)
     q, k, v, _, _, state = given.values()
     torch.manual_seed(5)
-    written, kept = torch.randn(B, T, H, requires_grad=True), torch.randn(B, T, H, requires_grad=True)
+    written = torch.randn(B, T, H, requires_grad=True)
+    kept = torch.randn(B, T, H, requires_grad=True)
     normaliser = torch.randn(B, H, E, requires_grad=True)
     scale = torch.randn(B, H, requires_grad=True)
     joined = torch.cat([state, normaliser[..., None]], -1)
@@ -222,10 +229,8 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     torch.testing.assert_close(m, theirs_m.flatten(1), rtol=1e-5, atol=1e-5)
     gates = {"written": written, "kept": kept, "normaliser": normaliser, "scale": scale}
     used = {**{name: given[name] for name in ("q", "k", "v", "initial_state")}, **gates}
-    mine, others = (
-        gradients((ours, after), used),
-        gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used),
-    )
+    mine = gradients((ours, after), used)
+    others = gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used)
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

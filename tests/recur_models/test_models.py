@@ -37,7 +37,8 @@ def test_equals_the_naive_restatement(config: ModelConfig) -> None:
 )
 def test_dropout_is_where_the_restatement_has_it(name: str, places: str) -> None:
     config: Any = replace(small_configs()[name], dropout=0.3, dropout_places=places)  # pyrefly: ignore
-    model, text = build(config), tokens(1, 3 * config.block)
+    model = build(config)
+    text = tokens(1, 3 * config.block)
     without = model(text)[0]
     torch.manual_seed(5)
     logits = model.train()(text)[0]
@@ -50,8 +51,10 @@ def test_dropout_is_where_the_restatement_has_it(name: str, places: str) -> None
 
 
 def test_a_model_of_float16_weights_is_near_one_of_float32(config: ModelConfig) -> None:
-    text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))
-    whole, half = build(config), build(config).half()
+    text = tokens(2, 5 * config.block)
+    fresh = fresh_at(2, 5, (1, 3))
+    whole = build(config)
+    half = build(config).half()
     for kind in (whole, half):
         nats, _ = kind(text, kind.initial_state(2), fresh, text)
         nats.mean().backward()
@@ -67,7 +70,8 @@ def test_a_model_of_float16_weights_is_near_one_of_float32(config: ModelConfig) 
 
 
 def test_training_in_bfloat16_gives_no_warning(config: ModelConfig, recwarn: pytest.WarningsRecorder) -> None:
-    model, given = build(config).train(), tokens(2, 3 * config.block)
+    model = build(config).train()
+    given = tokens(2, 3 * config.block)
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
@@ -145,7 +149,8 @@ def test_lanes_do_not_see_each_other(config: ModelConfig) -> None:
 
 def test_nats_are_the_cross_entropy_of_the_logits(config: ModelConfig) -> None:
     model = build(config)
-    text, targets = tokens(2, 2 * model.block), tokens(2, 2 * model.block, seed=2)
+    text = tokens(2, 2 * model.block)
+    targets = tokens(2, 2 * model.block, seed=2)
     targets[1, 3:] = IGNORED
     nats, _ = model(text, None, None, targets)
     expected = F.cross_entropy(model(text)[0].flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
@@ -154,7 +159,8 @@ def test_nats_are_the_cross_entropy_of_the_logits(config: ModelConfig) -> None:
 
 def test_hidden_states_are_what_the_logits_are_made_of(config: ModelConfig) -> None:
     model: Any = build(config)
-    text, fresh = tokens(2, 3 * model.block), fresh_at(2, 3, (1, 2))
+    text = tokens(2, 3 * model.block)
+    fresh = fresh_at(2, 3, (1, 2))
     with torch.no_grad():
         hidden, state = hidden_states(model, text, model.initial_state(2), fresh)
         logits, after = model(text, model.initial_state(2), fresh)
@@ -177,7 +183,8 @@ def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig)
 def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute) -> None:
     if recompute not in config.recomputes:
         pytest.skip("this model does not offer it")
-    text, fresh = tokens(2, 5 * config.block), fresh_at(2, 5, (1, 3))
+    text = tokens(2, 5 * config.block)
+    fresh = fresh_at(2, 5, (1, 3))
     changed: Any = replace(config, **dict[str, Any](dropout=0.1 if recompute == "layer" else 0.0))
     models = [build(changed).train() for _ in range(2)]
     models[1].recompute = recompute
@@ -199,7 +206,9 @@ def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute
 def test_memory_is_linear_in_the_segment_and_smaller_when_recomputed(recompute: Recompute) -> None:
     model = RecConfig(**SIZE | {"window": 16}, recurrent_layers=(2,), states=16).build(VOCAB)
     model.recompute = recompute
-    few, some, many = kept(model, 4), kept(model, 8), kept(model, 16)
+    few = kept(model, 4)
+    some = kept(model, 8)
+    many = kept(model, 16)
     assert (many - some) / (some - few) == pytest.approx(2, rel=0.01)
     model.recompute = "nothing"
     assert recompute == "nothing" or many < kept(model, 16) / 4
@@ -214,12 +223,11 @@ def test_state_holds_no_more_memory_than_it_shows(config: ModelConfig) -> None:
 
 def test_xl_is_step_by_step_whatever_the_segment() -> None:
     text = tokens(2, 4 * SIZE["window"])
-    whole, stepped = gradients(build(XLConfig(**SIZE)), text, 4), gradients(build(XLConfig(**SIZE)), text, 1)
+    whole = gradients(build(XLConfig(**SIZE)), text, 4)
+    stepped = gradients(build(XLConfig(**SIZE)), text, 1)
     uncut = gradients(build(XLConfig(**SIZE)), text, 1, cut=False)
-    slide, slide_stepped = (
-        gradients(build(SlideConfig(**SIZE)), text, 4),
-        gradients(build(SlideConfig(**SIZE)), text, 1),
-    )
+    slide = gradients(build(SlideConfig(**SIZE)), text, 4)
+    slide_stepped = gradients(build(SlideConfig(**SIZE)), text, 1)
     for name in whole:
         torch.testing.assert_close(whole[name], stepped[name], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(uncut[name], stepped[name], rtol=1e-4, atol=1e-5)

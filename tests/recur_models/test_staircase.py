@@ -30,7 +30,8 @@ VOCAB = 31
 @pytest.mark.parametrize("window", [1, 2])
 def test_in_the_shortest_segment_every_weight_of_a_feedback_transformer_gets_a_gradient(window: int) -> None:
     config = FeedbackTransformerConfig(**SIZE, span=4, window=window)
-    model, ids = config.build(VOCAB), tokens(2, config.least_blocks * window) % VOCAB
+    model = config.build(VOCAB)
+    ids = tokens(2, config.least_blocks * window) % VOCAB
     model(ids, None, None, ids)[0].sum().backward()
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
@@ -38,7 +39,8 @@ def test_in_the_shortest_segment_every_weight_of_a_feedback_transformer_gets_a_g
 def alike(ours: Any, theirs: Any) -> tuple[RecurrentModel, RecurrentModel]:
     """Two models with the same weights where they have the same names."""
     torch.manual_seed(0)
-    one, other = ours.build(VOCAB).eval(), theirs.build(VOCAB).eval()
+    one = ours.build(VOCAB).eval()
+    other = theirs.build(VOCAB).eval()
     other.load_state_dict(one.state_dict(), strict=False)
     return one, other
 
@@ -55,7 +57,8 @@ def test_one_chunk_and_one_pass_are_the_core() -> None:
     """Plain causal attention over the chunk, with the distances' embeddings."""
     model = StaircaseConfig(**SIZE, chunk=12, passes=1).build(VOCAB).eval()
     text = tokens(2, 12)
-    x, layers = model.embedding(text), model.layers
+    x = model.embedding(text)
+    layers = model.layers
     for layer in layers:
         q, k, v = layer.project(x)
         logits = q @ k.transpose(-1, -2)
@@ -76,7 +79,8 @@ def test_chunks_of_one_token_cached_after_one_pass_see_what_a_feedback_transform
 
     def reach(one: RecurrentModel) -> torch.Tensor:
         """Which logits each token changes."""
-        base, found = one(text)[0], []
+        base = one(text)[0]
+        found = []
         for t in range(text.shape[1]):
             changed = text.clone()
             changed[:, t] += 1
@@ -201,7 +205,8 @@ INSIDE = {"attn.proj_out": "out", "norm1": "norm", "norm2": "mlp_norm", "ff.fc1"
 
 def theirs(model: Any) -> dict[str, np.ndarray]:
     """Our weights under the names of the authors' code."""
-    w, weights = model.config.width, {name: value.numpy() for name, value in model.state_dict().items()}
+    w = model.config.width
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
     names = dict(OUTSIDE)
     found: dict[str, np.ndarray] = {}
     for i in range(len(model.layers)):
@@ -261,7 +266,8 @@ def test_keys_that_all_layers_share_may_be_named_in_each_layer_or_in_the_first()
     """As a state_dict of the authors' code has them, and as `named_parameters`."""
     torch.manual_seed(0)
     model = FeedbackTransformerConfig(**SIZE, window=1, span=6).build(VOCAB).eval()
-    first, text = theirs(model), tokens(2, 12)
+    first = theirs(model)
+    text = tokens(2, 12)
     again = ("attn.proj_key", "attn.proj_val", "norm1", "attn.attn.key_pe")
     each = {
         n: first[n.replace("layers.1", "layers.0")] if any(part in n for part in again) else v for n, v in first.items()
