@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -118,27 +118,23 @@ class JsonLines:
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield the documents of these lines. Raises CorpusError, naming file and line, for a line that is no such document."""
         files = {file.name: file.place for file in self._files()} if sources else {}
-        with ExitStack() as stack:
-            opened = ""
-            file = ""
-            window = None
-            for source in sources:
-                skipped = skipped_of(source)
-                if skipped:
-                    yield skipped
-                    continue
-                name = source.place[0]
-                if name != opened or window is None:
-                    stack.close()
-                    if name not in files:
-                        raise CorpusError(f"{name} went away while it was being prepared: start again")
-                    opened = name
-                    file = files[name].shown
-                    stack.enter_context(reading(file))
-                    window = Window(stack.enter_context(decompressed(files[name])))
-                text = self._thread(source, window, file) if self.thread_field else self._line(source, window, file)
-                yield Skipped(source.id, "without text") if text is None else Document(source.id, source.title, text)
-                del text
+        text_of = self._thread if self.thread_field else self._line
+        for name, run in groupby(sources, key=_file_of):
+            if not name:
+                yield from filter(None, map(skipped_of, run))
+                continue
+            if name not in files:
+                raise CorpusError(f"{name} went away while it was being prepared: start again")
+            where = files[name].shown
+            with reading(where), decompressed(files[name]) as stream:
+                window = Window(stream)
+                for source in run:
+                    text = text_of(source, window, where)
+                    if text is None:
+                        yield Skipped(source.id, "without text")
+                    else:
+                        yield Document(source.id, source.title, text)
+                    del text
 
     def _line(self, source: Source, window: Window, file: str) -> str | None:
         """The text of a document that is one line; None where it has none."""
@@ -312,6 +308,11 @@ def _opened(file: Listed) -> Iterator[Forward]:
     with reading(where), decompressed(file.place) as stream:
         _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), where)
         yield stream
+
+
+def _file_of(source: Source) -> str:
+    """The name of the file that holds a document; "" for a source that stands for items that were left out."""
+    return "" if skipped_of(source) else source.place[0]
 
 
 def _spans(source: Source) -> list[Span]:

@@ -10,7 +10,7 @@ number unless `--id-column` names one. A row group is read in batches of about a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar, Literal
@@ -87,18 +87,13 @@ class Parquet:
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield each row's text as a document. Raises CorpusError where a file or column cannot be read."""
         files = {file.name: file.place for file in self._files()} if sources else {}
-        with ExitStack() as stack:
-            opened = ""
-            parquet = None
-            for (name, group), run in groupby(sources, key=lambda source: source.place[:2]):
-                if name not in files:
-                    raise CorpusError(f"{name} went away while it was being prepared: start again")
-                if name != opened or parquet is None:
-                    stack.close()
-                    stack.enter_context(reading(files[name].shown))
-                    opened = name
-                    parquet = stack.enter_context(open_parquet(files[name]))
-                yield from self._texts(parquet, group, list(run), files[name].shown)
+        for name, in_file in groupby(sources, key=lambda source: source.place[0]):
+            if name not in files:
+                raise CorpusError(f"{name} went away while it was being prepared: start again")
+            where = files[name].shown
+            with reading(where), open_parquet(files[name]) as parquet:
+                for group, in_group in groupby(in_file, key=lambda source: source.place[1]):
+                    yield from self._texts(parquet, group, list(in_group), where)
 
     def _texts(
         self, parquet: pq.ParquetFile, group: int, sources: list[Source], where: str
