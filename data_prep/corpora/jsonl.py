@@ -154,9 +154,7 @@ class JsonLines:
         return self.thread_separator.join(texts) if texts else None
 
     def _text(self, line: bytes, file: str, number: int, offset: int) -> str | None:
-        """The text of a line; None where it is blank or null."""
-        if line.isspace():
-            return None
+        """The text of a line; None where it is null."""
         record = _record(line, file, number, offset)
         text = record.get(self.text_field)
         if isinstance(text, str):
@@ -208,33 +206,35 @@ class JsonLines:
             seen: ids of all documents so far; those of this file are added.
         """
         left_out = LeftOut()
-        document: Source | None = None  # as far as it has been listed: more lines of its thread may follow
-        spans: list[Span] = []  # of that document
-        after_large = False
-        for entry in self._entries(file, seen):
-            after_large = after_large or entry.reason == "too large"
-            if not named and split_of(entry.id) != split:
-                continue
-            if entry.reason:
-                left_out.add(entry.reason)
-                continue
-            title = entry.title
-            if document is not None and document.id == entry.id:
-                title = document.title
+
+        def kept() -> Iterator[Entry]:
+            """The split's lines. Those that are left out are counted instead."""
+            for entry in self._entries(file, seen):
+                if not named and split_of(entry.id) != split:
+                    continue
+                if entry.reason:
+                    left_out.add(entry.reason)
+                else:
+                    yield entry
+
+        for id, entries in groupby(kept(), key=lambda entry: entry.id):
+            title = ""
+            spans: list[Span] = []
+            end = -1  # of the last span: a line that begins there extends it
+            for entry in entries:
+                if not spans:
+                    title = entry.title
+                if entry.offset == end:
+                    number, offset, size = spans.pop()
+                    spans.append((number, offset, size + entry.size))
+                else:
+                    spans.append((entry.number, entry.offset, entry.size))
+                end = entry.offset + entry.size
+            total = sum(size for *_, size in spans)
+            if total > self.max_document_bytes:
+                left_out.add("too large")
             else:
-                if document is not None:
-                    yield from self._kept(document, left_out)
-                spans = []
-            if spans and not after_large:
-                first, offset, _ = spans[-1]
-                spans[-1] = first, offset, entry.offset + entry.size - offset
-            else:
-                spans.append((entry.number, entry.offset, entry.size))
-            after_large = False
-            size = sum(size for *_, size in spans)
-            document = Source(entry.id, title, split, size, (file.name, *chain(*spans)))
-        if document is not None:
-            yield from self._kept(document, left_out)
+                yield Source(id, title, split, total, (file.name, *chain(*spans)))
         yield from left_out.sources(file.name, split)
 
     def _entries(self, file: Listed, seen: set[str]) -> Iterator[Entry]:
@@ -263,13 +263,6 @@ class JsonLines:
                     seen.add(id)
                     before = id
                 yield Entry(number, line.offset, line.size, id, title, reason)
-
-    def _kept(self, document: Source, left_out: LeftOut) -> Iterator[Source]:
-        """The document, unless its lines together are too large."""
-        if document.bytes > self.max_document_bytes:
-            left_out.add("too large")
-        else:
-            yield document
 
     def _names(self, record: dict[str, Any], id: str, file: str, number: int) -> tuple[str, str]:
         """The id and title of a record. Without fields for them, the id is the given one, and the title is the id."""

@@ -156,6 +156,16 @@ def test_json_threads_that_are_not_whole(tmp_path: Path) -> None:
         JsonLines(id_field="id", thread_field="thread")
 
 
+@pytest.mark.parametrize(("between", "spans"), [(b"", 1), (b"\n", 2)])
+def test_lines_of_a_thread_that_follow_each_other_are_one_span(tmp_path: Path, between: bytes, spans: int) -> None:
+    lines = [json.dumps({"thread": "a", "text": f"line {i}"}).encode() + b"\n" for i in range(4)]
+    put(tmp_path, {"train.jsonl": b"".join([*lines[:2], between, *lines[2:]])})
+    corpus = JsonLines(str(tmp_path), thread_field="thread")
+    (source,) = (source for source in corpus.sources("train") if source.bytes)
+    assert len(source.place) == 1 + 3 * spans
+    assert read_all(corpus)[0] == {"a": "line 0\n\nline 1\n\nline 2\n\nline 3"}
+
+
 @pytest.mark.parametrize("split_by", ["file", "hash"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_a_line_that_is_too_large_is_left_out_of_its_thread_wherever_it_stands(tmp_path: Path, pack, split_by) -> None:
