@@ -300,20 +300,24 @@ class SplitPlan:
         run = self.parts[part]
         return int(self.scan.documents.group.bytes[run.start : run.stop].sum())
 
-    def part(self, index: int) -> PartPlan:
-        """Everything a task needs to write one part, with the fingerprint of its inputs."""
+    def part_fingerprint(self, index: int) -> str:
+        """The digest of a part's documents, the tokenizer and the parameters."""
         run = self.parts[index]
-        documents = self.scan.documents
+        group = self.scan.documents.group
         some = slice(run.start, run.stop)
-        content = xxhash.xxh3_128(documents.group.bytes[some].tobytes() + documents.group.xxh3[some].tobytes())
-        inputs = [self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content.hexdigest()]
+        content = xxhash.xxh3_128_hexdigest(group.bytes[some].tobytes() + group.xxh3[some].tobytes())
+        return digest([self.schema, self.tokenizer.fingerprint, self.segment_length, index, run.start, content])
+
+    def part(self, index: int) -> PartPlan:
+        """Everything a task needs to write one part."""
+        run = self.parts[index]
         return PartPlan(
             index=index,
             first_document=run.start,
-            sources=documents.sources_of(run),
-            xxh3=documents.group.xxh3[some],
-            fingerprint=digest(inputs),
-            sample_every=max(1, len(documents) // SAMPLED),
+            sources=self.scan.documents.sources_of(run),
+            xxh3=self.scan.documents.group.xxh3[run.start : run.stop],
+            fingerprint=self.part_fingerprint(index),
+            sample_every=max(1, len(self.scan.documents) // SAMPLED),
         )
 
     def table(self, index: int, result: PartResult) -> dict[str, Any]:

@@ -124,7 +124,6 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
         done: called for each part.
     """
     committed = {split: _clear(folder / split, len(plan.parts)) for split, plan in plans.items()}
-    fingerprints: dict[tuple[str, int], str] = {}
     # The largest parts first: then the workers end at about the same time.
     parts = [(split, i) for split, plan in plans.items() for i in range(len(plan.parts))]
     parts.sort(key=lambda key: -plans[key[0]].bytes_of(key[1]))
@@ -132,9 +131,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
         key = (folder / "tokenizer", plan.tokenizer.fingerprint)
-        part = plan.part(i)
-        fingerprints[split, i] = part.fingerprint
-        return folder / split, part, i in committed[split], plan.scan.corpus, key, plan.segment_length
+        return folder / split, plan.part(i), i in committed[split], plan.scan.corpus, key, plan.segment_length
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
@@ -152,7 +149,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
         run_tasks(_write_part, (((split, i), call(split, i)) for split, i in parts), num_workers, commit_written)
         for commit in commits:
             commit.result()
-        yield from committer.map(lambda split: _finish(folder / split, plans[split], fingerprints), plans)
+        yield from committer.map(lambda split: _finish(folder / split, plans[split]), plans)
 
 
 def _commit(folder: Place, plan: SplitPlan, index: int, staged: Place, result: PartResult) -> None:
@@ -235,13 +232,13 @@ def _clear(folder: Place, parts: int) -> set[int]:
     return {entries[file.name] for file in ledger.list() if file.name in entries}
 
 
-def _finish(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
+def _finish(folder: Place, plan: SplitPlan) -> Manifest:
     """Write the table of the documents and the manifest of a split whose parts are all committed; then drop the ledger.
 
     Raises TokenizerError, and removes the split, where none of its documents has a token.
     """
     try:
-        manifest = _manifest(folder, plan, fingerprints)
+        manifest = _manifest(folder, plan)
         if not manifest.totals.tokens:
             folder.delete()
             raise TokenizerError(
@@ -265,7 +262,7 @@ def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:
         return manifest if manifest.fingerprint == plan.fingerprint else None
 
 
-def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, int], str]) -> Manifest:
+def _manifest(folder: Place, plan: SplitPlan) -> Manifest:
     """Write the table of the documents; returns the manifest. Raises FileNotFoundError if the ledger is gone."""
     parts: list[PartEntry] = []
     tokens = 0
@@ -280,7 +277,7 @@ def _manifest(folder: Place, plan: SplitPlan, fingerprints: Mapping[tuple[str, i
                 result = PartResult.from_json(entry.read_bytes())
             except ValueError as error:
                 raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
-            if result.fingerprint != fingerprints[plan.scan.split, i]:
+            if result.fingerprint != plan.part_fingerprint(i):
                 raise StoreError(f"another machine prepares something else in {folder}: stop it, and give --overwrite")
             parts.append(result.part)
             tokens += int(result.tokens.sum())
