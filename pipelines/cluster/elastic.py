@@ -74,20 +74,21 @@ def train_on_ray(
             before = run.newest_step(damaged)
             error = train_once(config, use_gpu, attempt, stop, resize, on_trained)
             newest = run.newest_step(damaged)
-            if error is not None:
-                failures = 1 if newest > before else failures + 1
-                final = cause_of(error, (UserError, SaveError) if stop.asked() else UserError)
-                if final or (failures > config.max_failures and not stop.asked()):
-                    raise final or error
-                again = f"starting again from {'the newest checkpoint' if newest else 'the first step'}"
-                then = "it was asked to stop" if stop.asked() else again
-                print(f"{why(run, error)}: {then}", file=sys.stderr, flush=True)
-            elif newest >= config.steps or not resize.asked():
-                break
-            if stop.asked():
-                break
+            asked_to_stop = stop.asked()
             if error is None:
+                if asked_to_stop or newest >= config.steps or not resize.asked():
+                    break
                 print("there is room for more workers: starting again", flush=True)
+                continue
+            failures = 1 if newest > before else failures + 1
+            final = cause_of(error, (UserError, SaveError) if asked_to_stop else UserError)
+            if final or (failures > config.max_failures and not asked_to_stop):
+                raise final or error
+            again = f"starting again from {'the newest checkpoint' if newest else 'the first step'}"
+            then = "it was asked to stop" if asked_to_stop else again
+            print(f"{why(run, error)}: {then}", file=sys.stderr, flush=True)
+            if asked_to_stop:
+                break
     with contextlib.suppress(OSError):  # a bucket that does not answer must not hide how the run ended
         resize.clear()
         scratch.delete()
