@@ -218,18 +218,24 @@ def workers_to_start(config: TrainConfig, use_gpu: bool, settle: bool) -> int:
     most = config.workers[-1]
     if least == most:
         return least
-    free = room(config, use_gpu)
-    since = time.monotonic()
-    began = time.monotonic()
-    while settle and time.monotonic() - since < SETTLED_SECONDS and time.monotonic() - began < MAX_SECONDS:
-        time.sleep(0.2)
-        now = room(config, use_gpu)
-        if now != free:
-            free = now
-            since = time.monotonic()
+    free = settled_room(config, use_gpu) if settle else room(config, use_gpu)
     number = max(least, min(free, most))
     print(f"on {number} workers: the cluster has room for {free}", flush=True)
     return number
+
+
+def settled_room(config: TrainConfig, use_gpu: bool) -> int:
+    """The room once it has not changed for `SETTLED_SECONDS`, or after `MAX_SECONDS`."""
+    free = room(config, use_gpu)
+    began = time.monotonic()
+    changed = began
+    while time.monotonic() - changed < SETTLED_SECONDS and time.monotonic() - began < MAX_SECONDS:
+        time.sleep(0.2)
+        found = room(config, use_gpu)
+        if found != free:
+            free = found
+            changed = time.monotonic()
+    return free
 
 
 def room(config: TrainConfig, use_gpu: bool, growing: bool = False) -> int:
