@@ -262,23 +262,26 @@ class Watch:
         context = ray.get_runtime_context()
         here = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
         raylet = f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}"
-        self._asked = {"head (gcs_server": context.gcs_address, "process on this machine (raylet": raylet}
+        self._addresses = {
+            f"head (gcs_server at {context.gcs_address})": context.gcs_address,
+            f"process on this machine (raylet at {raylet})": raylet,
+        }
         self._looked = time.monotonic()
-        self._answered = dict.fromkeys(self._asked, self._looked)
+        self._answered = dict.fromkeys(self._addresses, self._looked)
 
     def check(self) -> bool:
         """Whether all parts of Ray answered at the last check. Raises RayLost if one has been silent for SILENT_SECONDS."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
-            for name, address in self._asked.items():
+            for name, address in self._addresses.items():
                 try:
                     knock(address, LOOK_SECONDS)
                     self._answered[name] = now
                 except OSError as error:
                     if now - self._answered[name] >= SILENT_SECONDS:
                         why = error.strerror or error
-                        raise RayLost(f"Ray's {name} at {address}) does not answer any more: {why}") from None
+                        raise RayLost(f"Ray's {name} does not answer any more: {why}") from None
         return all(answered == self._looked for answered in self._answered.values())
 
 

@@ -227,7 +227,8 @@ def test_a_ray_that_does_not_answer_is_known() -> None:
     watch._looked = 0.0
     with socket.create_server(("127.0.0.1", 0)) as dead:
         address = f"127.0.0.1:{dead.getsockname()[1]}"
-    watch._asked["head (gcs_server"] = address
+    head = next(name for name in watch._addresses if name.startswith("head"))
+    watch._addresses[head] = address
     assert not watch.check()  # though not for so long that it is lost
 
 
