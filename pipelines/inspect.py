@@ -67,11 +67,13 @@ def main(argv: list[str]) -> None:
     console.print(
         f"\nfill of {config.lanes} lanes over one epoch, segments of {config.segment_length:,} tokens, in % of all tokens read"
     )
+    smaller = sorted(set(config.block) - {config.segment_length}, reverse=True)
+    blocks = {f"at every block of {block:,} tokens": block for block in smaller}
+    blocks["at a segment's start alone"] = config.segment_length
     rows = []
-    for block in sorted({*config.block, config.segment_length}, reverse=True):
+    for where, block in blocks.items():
         share = fill(store.lengths, config.lanes, config.segment_length, block)
-        rows.append((f"at every block of {block:,} tokens", f"{share:.2%}", f"{1 - share:.2%}"))
-    rows = [*rows[1:], ("at a segment's start alone", *rows[0][1:])]
+        rows.append((where, f"{share:.2%}", f"{1 - share:.2%}"))
     console.print(plain_table(("documents begin", "fill", "padding"), rows))
     if config.documents:
         show_sample(console, store, config)
