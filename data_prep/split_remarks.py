@@ -33,16 +33,17 @@ def check_outside(corpus: Corpus, folder: Place) -> None:
     holds them; or if its folder in a store lies in the folder of its texts, and its files would be read as texts.
     """
     source = getattr(corpus, "source", "")
+    if not source:
+        return
     try:
-        root = Place.parse(source) if source else folder
+        root = Place.parse(source)
     except PlaceError:  # a plug-in's corpus may read from elsewhere
         return
-    if not source or root.root != folder.root:
+    if root.root != folder.root:
         return
-    texts, own, *splits = (
-        Path(os.path.realpath(place.path) if place.is_local else place.path)
-        for place in (root, folder, *(folder / split for split in SPLITS))
-    )
+    texts = _resolved(root)
+    own = _resolved(folder)
+    splits = [_resolved(folder / split) for split in SPLITS]
     beside_splits = isinstance(corpus, WikiText)  # its files may lie in the folder that gets the splits
     if (texts == own and not beside_splits) or not {texts, *texts.parents}.isdisjoint(splits):
         raise StoreError(f"{folder} is where {root} lies, and preparing would replace it: give --store another place")
@@ -52,6 +53,11 @@ def check_outside(corpus: Corpus, folder: Place) -> None:
     read = next(filter(corpus.takes, files), None)
     if read and not is_hidden(os.path.relpath(folder.path, root.path)):
         raise StoreError(f"{folder} lies in {root}, and {read} would be read as a text: give --store another place")
+
+
+def _resolved(place: Place) -> Path:
+    """The path of a place in its file system, without links where it is local."""
+    return Path(os.path.realpath(place.path) if place.is_local else place.path)
 
 
 def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> None:
