@@ -169,16 +169,15 @@ def _text_of(members: _Members) -> tuple[str, LeftOut]:
     scan = cache(latex.scan)
     files = _tex_files(found, scan)
     others = found.others - files.keys()
-    wanted = others.intersection(found.readme.main)
     for _ in range(MAX_CHAIN):
-        wanted |= latex.input_names({name: scan(text) for name, text in decoded(files).items()}, others)
+        scanned = {name: scan(text) for name, text in decoded(files).items()}
+        wanted = latex.input_names(scanned, others) | others.intersection(found.readme.main)
         if not wanted:
             break
         for member in members(LeftOut()):
             if member.name in wanted:
                 _keep(files, member.name, member.read(), left_out)
         others -= wanted
-        wanted = set()
     if not files:
         raise NoPaper("PDF only" if found.has_pdf else "no TeX")
     if _is_withdrawn(files):
