@@ -291,8 +291,7 @@ def _are_kept(
         first = tokens if folds is None else tokens[:SAMPLE_TOKENS]
         if not begins_with(documents[i].text, tokenizer, first, len(tokens)):
             return False
-    changed = [fold for fold in folds or () if any(fold in document.text for document in documents)]  # type: ignore[operator]
-    return not changed
+    return not any(fold in document.text for fold in folds or () for document in documents)  # type: ignore[operator]
 
 
 def begins_with(text: str | bytes, tokenizer: Tokenizer, tokens: np.ndarray, total: int) -> bool:
