@@ -72,6 +72,11 @@ class RecordBatchEntry:
     xxh3: str
     """xxh3-64 of those bytes."""
 
+    @property
+    def end(self) -> int:
+        """The first byte of the part after the record batch."""
+        return self.offset + self.bytes
+
 
 @dataclass(frozen=True)
 class PartEntry:

@@ -215,7 +215,7 @@ class SegmentStore:
         if part not in self._parts:
             entry = self.manifest.parts[part]
             file = self._place_of(part).open_random()
-            end = entry.batches[-1].offset + entry.batches[-1].bytes
+            end = entry.batches[-1].end
             frame = xxhash.xxh3_64(self._read(file, 0, entry.batches[0].offset))
             frame.update(self._read(file, end, entry.bytes - end))
             if frame.hexdigest() != entry.frame_xxh3:

@@ -126,7 +126,7 @@ def _manifest_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
         for i, batch in enumerate(part.batches):
             if batch.offset != end:
                 yield f"{where}: record batch {i} of {part.name} begins at byte {batch.offset} and not at {end}"
-            end = batch.offset + batch.bytes
+            end = batch.end
         if end > part.bytes or sum(batch.rows for batch in part.batches) != part.rows:
             yield f"{where}: the record batches of {part.name} are not those of its {part.rows} rows"
 
@@ -199,21 +199,22 @@ def _part_faults(
     labels = 0
     schema = arrow_schema(np.dtype(manifest.token_dtype), manifest.segment_length, manifest.labelled)
     for i, entry in enumerate(part.batches):
-        block = data[entry.offset : entry.offset + entry.bytes]
+        block = data[entry.offset : entry.end]
         if block.size != entry.bytes:
             named = True
-            yield f"{where} ends within or before record batch {i} (byte {entry.offset} to {entry.offset + entry.bytes})"
+            yield f"{where} ends within or before record batch {i} (byte {entry.offset} to {entry.end})"
         elif xxhash.xxh3_64_hexdigest(block) != entry.xxh3:
             named = True
-            yield f"{where} is damaged in record batch {i} (byte {entry.offset} to {entry.offset + entry.bytes})"
+            yield f"{where} is damaged in record batch {i} (byte {entry.offset} to {entry.end})"
         else:
             labels += yield from _row_faults(f"{where}, record batch {i}", manifest, index, i, block, schema, documents)
-    end = part.batches[-1].offset + part.batches[-1].bytes if part.batches else 0
-    frame = xxhash.xxh3_64(data[: part.batches[0].offset] if part.batches else b"")
+    begin = part.batches[0].offset if part.batches else 0
+    end = part.batches[-1].end if part.batches else 0
+    frame = xxhash.xxh3_64(data[:begin])
     frame.update(data[end:])
     if frame.hexdigest() != part.frame_xxh3:
         named = True
-        yield f"{where} is damaged in its Arrow schema or footer (before byte {part.batches[0].offset} or from byte {end} on)"
+        yield f"{where} is damaged in its Arrow schema or footer (before byte {begin} or from byte {end} on)"
     if not whole and not named:
         yield f"{where} is not the file whose checksum the manifest has"
     return None if named else labels
