@@ -158,8 +158,10 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     # Scan
     corpus = cut(config.corpus, config.splits, asked)
     named = [split for split in SPLITS if split in config.splits]
-    also = ["train"] if isinstance(asked, TokenizerTraining) else []  # a tokenizer is trained on it, prepared or not
-    sources = sources_of(corpus, [split for split in SPLITS if split in (*named, *also)])
+    scanned = named
+    if isinstance(asked, TokenizerTraining) and "train" not in named:
+        scanned = ["train", *named]  # the tokenizer is trained on it
+    sources = sources_of(corpus, scanned)
     sizes = {split: int(sizes_of(items).sum()) for split, items in sources.items()}
     size = sum(sizes[split] for split in named)
     total = sum(sizes.values())
@@ -178,10 +180,10 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     # Check, before anything is written
     empty = [split for split in named if not scans[split].documents]
     splits = [split for split in named if split not in empty]
-    split_remarks.check_documents(corpus, [scans[split] for split in (*splits, *empty)], each=config.splits != SPLITS)
+    split_remarks.check_documents(corpus, [scans[split] for split in named], each=config.splits != SPLITS)
     for split in empty:
         console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
-    for split in (*splits, *empty):
+    for split in named:
         check_own(config.place / split, config.overwrite, split in empty)
     tokenizer = _tokenizer(asked, config, scans, console)
     for split in splits:
