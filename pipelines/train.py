@@ -178,7 +178,7 @@ def complete(config: TrainConfig, store: SegmentStore, last: Checkpoint) -> None
     # With the settings of the training: this command trains nothing, so its own do not count.
     tidy(run_folder, last.folder.name, CheckpointConfig(**last.meta["config"]["checkpoint"]))
     run_folder.fetch(*RECORDS)
-    tracker = start_tracker(config, store, last.step, last)
+    tracker = start_tracker(config, store, last)
     register_best(config, tracker)
     tracker.finish()
     run_folder.publish(*RECORDS)

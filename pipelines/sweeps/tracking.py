@@ -99,7 +99,7 @@ class SweepTracking:
         RunFolder.of(run).fetch(*RECORDS)
         run = replace(run, tracking=replace(run.tracking, system_metrics="off", on_failure="continue"))
         store = SegmentStore.open(run.data.store, run.data.corpus, "train")
-        tracker = start_tracker(run, store, resume_step=None)
+        tracker = start_tracker(run, store, over=True)
         tags = {
             "sweep": self._sweep.config.train.run,
             "trial": trial.id,

@@ -157,7 +157,7 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     moved = moved_from(run.resume, run.precision) if run.resume else ""
     if moved:
         print(f"note: {moved}", flush=True)
-    tracker = start_tracker(config, run.train_store, run.first_step, run.resume, run.initial)
+    tracker = start_tracker(config, run.train_store, run.resume, run.initial)
     tracker.set_tag("precision", run.precision.name)
     tracker.set_tag("machine", run.precision.machine)
     status = "FAILED"
@@ -179,22 +179,23 @@ def note_checkpoint(tracker: Tracker, config: TrainConfig, step: int, meta: Mapp
 def start_tracker(
     config: TrainConfig,
     store: SegmentStore,
-    resume_step: int | None,
     resume: Checkpoint | None = None,
     initial: Exported | None = None,
+    over: bool = False,
 ) -> Tracker:
     """Start tracking a run, with its config as params and its train split as an input.
 
     Args:
-        resume_step: the step from which the run continues; None: it is over, and its end is noted.
-        resume: the checkpoint of that step, where there is one.
+        resume: the checkpoint from which the run continues; None for a new run.
         initial: the weights that a new run begins with, where they are not its own.
+        over: whether the run is over, at whatever step, and only its end is noted.
     """
     manifest = store.manifest
     run_folder = RunFolder.of(config)
+    step = resume.step if resume else 0
     values = to_json(config)
     began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
-    if resume and resume.step >= config.steps:  # the run is over: nothing is trained with the command's values
+    if resume and step >= config.steps:  # the run is over: nothing is trained with the command's values
         values = resume.meta["config"]
     tracker = Tracker.start(
         config.tracking,
@@ -218,14 +219,14 @@ def start_tracker(
             documents=manifest.totals.documents,
             tokens=manifest.totals.tokens,
         ),
-        resume_step=resume_step,
+        resume_step=None if over else step,
         place=run_folder.place,
         publish=partial(run_folder.publish, "mlflow_run.json"),
         recorded=mlflow_record(resume, config.run) if resume else None,
     )
-    if resume_step != 0:  # checkpoints that were not logged before the run was killed
+    if resume or over:  # checkpoints that were not logged before the run was killed
         for checkpoint in reversed(run_folder.complete_checkpoints()):
-            if resume_step is None or checkpoint.step <= resume_step:
+            if over or checkpoint.step <= step:
                 stands = run_folder.checkpoints / checkpoint.folder.name
                 note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
     return tracker
