@@ -159,9 +159,12 @@ def train(
         batch = read_batch(store, schedule, step, first_lane, end_lane)
         digest_B = digest_lanes(digest_B, batch)
         tokens_BT, targets_BT, fresh_BK = tensors(batch, world.device)
-        labels_B = np.count_nonzero(batch.targets_BT != IGNORED, axis=1)
-        # Over all lanes. The schedule knows it on every process; labels must be counted, and a step may have none.
-        target_count = max(world.all_reduce_int(int(labels_B.sum())), 1) if labelled else schedule.valid_tokens(step)
+        if labelled:
+            labels = int(np.count_nonzero(batch.targets_BT != IGNORED))
+            sums[2] += labels
+            target_count = max(world.all_reduce_int(labels), 1)  # over all lanes, of which none may have a label
+        else:
+            target_count = schedule.valid_tokens(step)  # over all lanes: every process knows their schedule
 
         # Forward and backward: nats over the *global* number of targets; DDP averages, hence times the number of processes
         health = Health()
@@ -178,7 +181,7 @@ def train(
             if wrong_BT is None:
                 sums += nats
             else:
-                sums += torch.stack([nats, wrong_BT.sum(), torch.full_like(nats, int(labels_B[rows].sum()))])
+                sums[:2] += torch.stack([nats, wrong_BT.sum()])
         state = concat_lanes(states_after)
 
         # Update
