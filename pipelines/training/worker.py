@@ -7,6 +7,7 @@ driver was killed, say) has to end before another one writes there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -87,25 +88,14 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
 
     Raises UserError when they do not fit the config.
     """
-    data = config.data
     check_compared("checkpoint.best_by", config.checkpoint.best_by, of="validation/")
-    shown = f"{without_credentials(data.store)}/{data.corpus}"
-    train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
-    validation_store = None
-    warnings = []
-    if config.validate_every:
-        try:
-            validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
-        except MissingSplit:
-            warnings.append(f"{shown} has no validation split: the run continues without validation")
-    for store in filter(None, (train_store, validation_store)):
-        if not store.lengths.any():
-            raise UserError(f"{store.folder} has no document with any token: prepare it again with another tokenizer")
+    train_store, validation_store = open_stores(config)
+    warnings = list[str]()
     if validation_store:
         check_logged("--checkpoint.best-by", config.checkpoint.best_by, config, validation_store)
-    tokenizers = {store.manifest.tokenizer.fingerprint for store in (train_store, validation_store) if store}
-    if len(tokenizers) > 1:
-        raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
+    elif config.validate_every:
+        shown = f"{without_credentials(config.data.store)}/{config.data.corpus}"
+        warnings.append(f"{shown} has no validation split: the run continues without validation")
     run_folder = RunFolder.of(config)
     resume, complaints = agreed_checkpoint(run_folder, world)
     warnings += [f"passed over a checkpoint: {complaint}" for complaint in complaints]
@@ -120,6 +110,27 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
     precision = agree(config, train_store.vocab_size, world, resume)
     return TrainInputs(train_store, validation_store, resume, warnings, initial, precision)
+
+
+def open_stores(config: TrainConfig) -> tuple[SegmentStore, SegmentStore | None]:
+    """The train split, and the validation split where the run reads it and the corpus has one.
+
+    Raises UserError when a split has no token, or their tokenizers differ.
+    """
+    data = config.data
+    train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
+    validation_store = None
+    if config.validate_every:
+        with contextlib.suppress(MissingSplit):
+            validation_store = SegmentStore.open(data.store, data.corpus, "validation", cache=data.cache)
+    stores = [store for store in (train_store, validation_store) if store]
+    for store in stores:
+        if not store.lengths.any():
+            raise UserError(f"{store.folder} has no document with any token: prepare it again with another tokenizer")
+    if len({store.manifest.tokenizer.fingerprint for store in stores}) > 1:
+        shown = f"{without_credentials(data.store)}/{data.corpus}"
+        raise UserError(f"{shown}: train and validation were made with different tokenizers: prepare both again")
+    return train_store, validation_store
 
 
 def agreed_checkpoint(run_folder: RunFolder, world: World) -> tuple[Checkpoint | None, list[str]]:
