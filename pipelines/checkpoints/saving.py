@@ -214,19 +214,23 @@ class Saver:
         """Size and checksum of the files of all other ranks, as they arrive."""
         deadline = time.monotonic() + PEER_SECONDS
         notes: dict[str, Any] = {}
-        while missing := [name for name in self._files[1:] if name not in notes]:
+        missing = self._files[1:]
+        while True:
             late = time.monotonic() > deadline
             given_up = self._give_up.is_set()  # read before the notes: by then a failed rank has written its note
             for name in missing:
                 with contextlib.suppress(FileNotFoundError):
-                    notes[name] = note = json.loads(_note(folder, name).read_bytes())
+                    note = json.loads(_note(folder, name).read_bytes())
                     if "failed" in note:
                         raise (Unwritable if note["users"] else SaveError)(note["failed"])
-            if (given_up or late) and (unseen := [name for name in missing if name not in notes]):
+                    notes[name] = note
+            missing = [name for name in missing if name not in notes]
+            if not missing:
+                return notes
+            if given_up or late:
                 kind = SaveError if given_up else Unwritable
-                raise kind(f"{unseen[0]} was not written; is {folder.parent} shared by all workers?")
+                raise kind(f"{missing[0]} was not written; is {folder.parent} shared by all workers?")
             self._give_up.wait(0.01 if folder.is_local else 0.2)
-        return notes
 
     def _commit(self, step: int, together: Place, values: Mapping[str, Any]) -> None:
         """Complete the checkpoint by writing checkpoint.json, its last file. A local folder then gets its final name."""
