@@ -124,7 +124,8 @@ def read_segments(
         tokens_BT, targets_BT, fresh_BK = tensors(batch, device)
         cleared_BK = reset.mask(batch.offset_BK, model.block) & (clearing != "nothing")
         changes = (np.flatnonzero(cleared_BK[:, 1:].any(0)) + 1).tolist()
-        parts: list[list[Tensor]] = []
+        outputs = list[Tensor]()
+        wrongs = list[Tensor]()  # of labels alone
         for first, last in pairwise([0, *changes, cleared_BK.shape[1]]):  # State is cleared only where a part begins
             state = clear(state, initial, kinds, torch.from_numpy(cleared_BK[:, first]).to(device))
             tokens = slice(first * model.block, last * model.block)
@@ -135,11 +136,12 @@ def read_segments(
                     output, state = hidden_states(model, *read)
                 else:
                     output, wrong, state = predict(model, *read, targets_BT[:, tokens], store.labelled)
-            parts.append([output] if wrong is None else [output, wrong])
+            outputs.append(output)
+            if wrong is not None:
+                wrongs.append(wrong)
             state = detach(state)
-        # The output; for labels also which were wrong.
-        whole = [torch.cat(part, 1) for part in zip(*parts, strict=True)]
-        yield Segment(step, schedule, batch, whole[0], whole[1] if len(whole) > 1 else None, state)
+        wrong_BT = torch.cat(wrongs, 1) if wrongs else None
+        yield Segment(step, schedule, batch, torch.cat(outputs, 1), wrong_BT, state)
 
 
 class Shard(NamedTuple):
