@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
     run = open_run(config, World.alone())
     run_folder = RunFolder.of(config)
     check_tracking(config.tracking, root_of(run_folder.folder, config.run))
-    parameters = describe(config, run)
+    parameters = config.model.costs(run.train_store.vocab_size).parameters
+    print(describe(config, run, parameters), flush=True)
     if run.resume and run.resume.step >= config.steps:
         with file_lock(run_folder.folder, "another training run"):
             complete(config, run.train_store, run.resume)
@@ -128,46 +129,42 @@ def train_beside(config: TrainConfig) -> int:
     return 0
 
 
-def describe(config: TrainConfig, run: TrainInputs) -> int:
-    """Print what will be trained. Returns the number of parameters."""
+def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
+    """What will be trained, in lines: a model of so many parameters."""
     totals = run.train_store.manifest.totals
-    data = config.data
-    parameters = config.model.costs(run.train_store.vocab_size).parameters
     tokens = config.steps * config.tokens_per_step
     epochs = tokens / max(totals.tokens, 1)
     workers = " to ".join(str(number) for number in dict.fromkeys((config.workers[0], config.workers[-1])))
     where = "in this process" if config.num_workers == 0 else f"on {workers} Ray Train workers"
-    begins = f"  begins  with the weights in {cli.shown(run.initial.folder)}\n" if run.initial else ""
+    lines = [
+        f"training {config.run}: {config.model.name}, {short(parameters)} parameters, {where}",
+        f"  data    {cli.shown(run.train_store.folder)}: {counted(totals.documents, 'document')}, {totals.tokens:,} tokens, "
+        f"vocabulary {run.train_store.vocab_size:,}",
+        f"  steps   {config.steps:,} of {config.data.lanes} lanes × {config.data.segment_length:,} tokens "
+        f"= {tokens:,} tokens, {epochs:,.2f} epochs",
+    ]
+    if run.initial:
+        lines.append(f"  begins  with the weights in {cli.shown(run.initial.folder)}")
     if run.resume and run.resume.step < config.steps:
         left = config.steps - run.resume.step
-        begins = f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left\n"
-    print(
-        f"training {config.run}: {config.model.name}, {short(parameters)} parameters, {where}\n"
-        f"  data    {cli.shown(run.train_store.folder)}: {counted(totals.documents, 'document')}, {totals.tokens:,} tokens, "
-        f"vocabulary {run.train_store.vocab_size:,}\n"
-        f"  steps   {config.steps:,} of {data.lanes} lanes × {data.segment_length:,} tokens "
-        f"= {tokens:,} tokens, {epochs:,.2f} epochs\n"
-        f"{begins}  into    {_shown(config)}",
-        flush=True,
-    )
+        lines.append(f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left")
+    lines.append(f"  into    {_shown(config)}")
     if epochs > MANY_EPOCHS:
-        print(
+        lines.append(
             f"  note    the steps read the train split {epochs:,.0f} times, and the model may learn it by heart: give fewer "
-            "--steps, or more text",
-            flush=True,
+            "--steps, or more text"
         )
     if (run.train_store.place.parent / "tokenizer" / CHAT_FILE).exists():
-        print(
+        lines.append(
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "
             "documents hold the names of its special tokens as text"
         )
     run_folder = RunFolder.of(config)
     if not run_folder.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
-        print(
-            f"  MLflow  stays on the machine of rank 0, in {run_folder.folder.parent}: --tracking.uri names a server",
-            flush=True,
+        lines.append(
+            f"  MLflow  stays on the machine of rank 0, in {run_folder.folder.parent}: --tracking.uri names a server"
         )
-    return parameters
+    return "\n".join(lines)
 
 
 def complete(config: TrainConfig, store: SegmentStore, last: Checkpoint) -> None:
