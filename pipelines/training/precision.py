@@ -1,6 +1,6 @@
 """The precision of a run's products: what `--precision auto` chooses on a device, for a model, and on resuming.
 
-    machine = machine_of(torch.device("cpu"))               # Machine("cpu", "AMD EPYC, AVX512, avx512_bf16", {"avx512_bf16"})
+    machine = machine_of(torch.device("cpu"))               # Machine("cpu", "AMD EPYC, AVX512, avx512_bf16", ("avx512_bf16",))
     decide(config, vocab_size, machine)                     # Precision("bfloat16", "the CPU has avx512_bf16, and …")
     autocast = autocast_to("bfloat16", device)               # with autocast(): products in it
 
@@ -39,8 +39,8 @@ class Machine:
     """torch's type of device, such as "cpu"."""
     kind: str
     """The GPU's name; or the CPU's, the vector instructions that torch uses on it, and its units."""
-    units: frozenset[str] = frozenset()
-    """The features of `UNITS` that a CPU has."""
+    units: tuple[str, ...] = ()
+    """The features of `UNITS` that a CPU has, in their order."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ def machine_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> M
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
     flags = fields.get("flags", "").split()
-    units = [unit for unit in UNITS if unit in flags]
+    units = tuple(unit for unit in UNITS if unit in flags)
     name = fields.get("model name") or platform.machine()
     kind = ", ".join([name, torch.backends.cpu.get_cpu_capability(), *units])
-    return Machine(device.type, kind, frozenset(units))
+    return Machine(device.type, kind, units)
 
 
 def autocast_to(name: Dtype, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
@@ -102,13 +102,12 @@ def decide(config: TrainConfig, vocab_size: int, machine: Machine, begun: Dtype 
         return chosen(begun, "the run began with it")
     if machine.device == "cuda":
         return chosen("bfloat16", "it trains on a GPU")
-    units = [unit for unit in UNITS if unit in machine.units]
-    if not units:
+    if not machine.units:
         return chosen("float32", "the CPU has no units for bfloat16")
     width = width_of(config.model, vocab_size)
     if width < MIN_WIDTH:
         return chosen("float32", f"the model's width is {width}, and auto takes bfloat16 from {MIN_WIDTH} on")
-    return chosen("bfloat16", f"the CPU has {units[0]}, and the model's width is {width}")
+    return chosen("bfloat16", f"the CPU has {machine.units[0]}, and the model's width is {width}")
 
 
 def agree(config: TrainConfig, vocab_size: int, world: World, resume: Checkpoint | None) -> Precision:

@@ -27,8 +27,8 @@ Train = Callable[..., Path]
 
 GPU = Machine("cuda", "NVIDIA H100 80GB HBM3")
 PLAIN = Machine("cpu", "an old CPU, AVX2")
-AVX = Machine("cpu", "a CPU, AVX512, avx512_bf16", frozenset({"avx512_bf16"}))
-AMX = Machine("cpu", "a CPU, AVX512, amx_bf16, avx512_bf16", frozenset({"amx_bf16", "avx512_bf16"}))
+AVX = Machine("cpu", "a CPU, AVX512, avx512_bf16", ("avx512_bf16",))
+AMX = Machine("cpu", "a CPU, AVX512, amx_bf16, avx512_bf16", ("amx_bf16", "avx512_bf16"))
 
 DEMO, SMALL = PRESETS["demo-rec"], PRESETS["small-rec"]
 MEDIUM = replace(SMALL, model=model_configs("medium")["rec:fixed:skip"])
@@ -84,12 +84,12 @@ def test_a_feature_counts_if_the_kernel_lists_it(tmp_path: Path) -> None:
     path = tmp_path / "cpuinfo"
     vector = torch.backends.cpu.get_cpu_capability()
     path.write_text(CPUINFO.format(more=" amx_tile amx_bf16"))
-    both = frozenset({"amx_bf16", "avx512_bf16"})
+    both = ("amx_bf16", "avx512_bf16")
     assert machine_of(torch.device("cpu"), path) == Machine("cpu", f"A CPU, {vector}, amx_bf16, avx512_bf16", both)
     path.write_text(CPUINFO.format(more=" amx_tile avx512_bf16_of_tomorrow"))
-    only = frozenset({"avx512_bf16"})
+    only = ("avx512_bf16",)
     assert machine_of(torch.device("cpu"), path) == Machine("cpu", f"A CPU, {vector}, avx512_bf16", only)
-    assert machine_of(torch.device("cpu"), tmp_path / "none").units == frozenset()
+    assert machine_of(torch.device("cpu"), tmp_path / "none").units == ()
 
 
 class Second(World):
