@@ -31,9 +31,10 @@ def prune(run: RunFolder, newest: str, config: CheckpointConfig) -> None:
     for checkpoint in sorted(run.complete_checkpoints(), key=lambda found: found.folder.name != newest):
         if checkpoint.step <= step_of(newest):
             whole.setdefault(checkpoint.step, checkpoint)
-    kept = {step for step in whole if config.keep_every and step % config.keep_every == 0}
-    kept |= {*list(whole)[: config.keep], *(found.step for found in best(whole.values())[: config.keep_best])}
-    names = {whole[step].folder.name for step in kept}
+    newest_ones = list(whole.values())[: config.keep]
+    best_ones = best(whole.values())[: config.keep_best]
+    round_ones = [found for step, found in whole.items() if config.keep_every and step % config.keep_every == 0]
+    names = {found.folder.name for found in [*newest_ones, *best_ones, *round_ones]}
     for name in run.checkpoint_names():
         if step_of(name) in whole and name not in names:
             remove(run.checkpoints / name)
