@@ -12,12 +12,18 @@ import numpy as np
 from pipelines.tracking.chance import FEW_DOCUMENTS, Difference, paired
 
 MAX_BITS = 1000.0
-"""Bits per token from which on perplexity stays the same, since it would overflow for a model that diverged."""
+MAX_NATS = 700.0
+"""Bits per token, and nats per word, from which on perplexity stays the same: it would overflow for a model that diverged."""
 
 
 def perplexity(bits_per_token: float) -> float:
     """2 to the bits per token."""
     return 2.0 ** min(bits_per_token, MAX_BITS)
+
+
+def word_perplexity(nats: float, words: int) -> float:
+    """exp(nats per word), with a bound as for `perplexity`. NaN without words."""
+    return math.exp(min(nats / words, MAX_NATS)) if words else math.nan
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class Score:
     @property
     def word_perplexity(self) -> float:
         """exp(nats per word): comparable between vocabularies (paper, section 4.5). NaN as for `bits_per_byte`."""
-        return math.exp(min(self.nats / self.words, 700.0)) if self.words else math.nan
+        return word_perplexity(self.nats, self.words)
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,7 @@ class Evaluation:
     @property
     def published_word_perplexity(self) -> float:
         """Word-level perplexity by `published_words`. NaN where there are none."""
-        words = self.published_words
-        return math.exp(min(self.carried.nats / words, 700.0)) if words else math.nan
+        return word_perplexity(self.carried.nats, self.published_words)
 
     @property
     def published_words(self) -> int:
