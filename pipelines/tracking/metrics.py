@@ -115,12 +115,12 @@ def about(name: str) -> str:
 
 def training_metrics(sums: Sequence[float], tokens: int) -> dict[str, float]:
     """Training metrics from nats summed over ``tokens``. A labelled store sums nats, errors and labels; {} if no label was read."""
-    nats, *of_labels = sums
-    errors, targets = of_labels or (None, tokens)
+    labelled = len(sums) == 3
+    targets = sums[2] if labelled else tokens
     if not targets:
         return {}
-    rate = {} if errors is None else {"train/error_rate": errors / targets}
-    return {"train/bits_per_token": nats / math.log(2) / targets, **rate}
+    rate = {"train/error_rate": sums[1] / targets} if labelled else {}
+    return {"train/bits_per_token": sums[0] / math.log(2) / targets, **rate}
 
 
 def validation_metrics(score: Score) -> dict[str, float]:
