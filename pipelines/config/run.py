@@ -180,9 +180,10 @@ class TrainConfig:
         data = dataclasses.replace(self.data, store=store, cache=cache)
         tracking = self.tracking.located()
         own = tracking.backend == "mlflow" and not tracking.uri and not is_uri(root)
-        if own and (odd := set(root) & set("?#%")):
+        odd = [character for character in "?#%" if character in root]
+        if own and odd:
             raise UserError(
-                f"root is {root}, and MLflow's own file cannot be below a folder with {odd.pop()} in its name: choose another "
+                f"root is {root}, and MLflow's own file cannot be below a folder with {odd[0]} in its name: choose another "
                 "--root, name a server by --tracking.uri, or add --tracking.backend none"
             )
         return dataclasses.replace(self, root=root, data=data, tracking=tracking, initial_weights=initial)

@@ -42,7 +42,7 @@ def read_records(path: Path) -> list[Record]:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [record for line in lines if (record := parse_record(line)) is not None]
+    return list(filter(None, map(parse_record, lines)))
 
 
 def parse_record(line: bytes | str) -> Record | None:

@@ -121,7 +121,7 @@ class Tail:
         if not (self.place.is_local or last) and now - self._looked < BUCKET_SECONDS:
             return []
         self._looked = now
-        return [record for line in self.lines() if (record := parse_record(line))]
+        return list(filter(None, map(parse_record, self.lines())))
 
     def lines(self) -> list[str]:
         """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""
