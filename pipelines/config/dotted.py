@@ -64,8 +64,9 @@ def options(config: TrainConfig, base: TrainConfig) -> list[str]:
 
 def words_of(field: str, value: Any) -> list[str]:
     """The option that gives a field a value, as it is typed; without credentials."""
+    option = field.replace("_", "-")
     if isinstance(value, bool):
-        group, _, name = field.rpartition(".")
-        return [f"--{group}.{'' if value else 'no-'}{name}".replace("_", "-").replace("--.", "--")]
+        group, dot, name = option.rpartition(".")
+        return [f"--{group}{dot}{'' if value else 'no-'}{name}"]
     values = value if isinstance(value, list) else [value]
-    return [f"--{field.replace('_', '-')}", *map(without_credentials, values)]
+    return [f"--{option}", *map(without_credentials, values)]
