@@ -282,7 +282,7 @@ CHAIN = """
     inspect runs/store/text/train
     verify runs/store
     vocabulary text --source my_books --tokenizers bytes sentencepiece:4000 gpt2:FOLDER
-    train small-rec --run mine --data.corpus text --data.store runs/store --model.gate lstm
+    train small-rec --run mine --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
     doctor runs/mine
     evaluate runs/mine
     generate runs/mine --file beginning.txt --max-new-tokens 500 --temperature 0.8

@@ -49,7 +49,7 @@ prepare text --source my_books --tokenizer sentencepiece:8192 --store runs/store
     + --tokenizer sentencepiece:300
 train small-rec --run books --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
     + {TINY}
-train small-rec --run mine --data.corpus text --data.store runs/store --model.gate lstm
+train small-rec --run mine --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
     + {TINY}
 evaluate runs/mine
     + {QUIET}

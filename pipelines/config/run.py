@@ -110,7 +110,7 @@ class TrainConfig:
     """Seconds without a step (or one of validation) after which the workers are ended and started again; 0 waits for ever."""
     allow_change: tuple[str, ...] = ()
     """On resuming: dotted fields (or `store`) that may differ from the run's config. MLflow records each change in a tag, such as
-    `changed.optim.lr`. Fields that shape the weights cannot change."""
+    `changed.optim.lr`. Fields of the model can change only where the weights still fit."""
 
     def __post_init__(self) -> None:
         check_fields(
