@@ -41,28 +41,31 @@ def main(argv: list[str]) -> int:
     run, checkpoint_name = find_run(config.run)
     if checkpoint_name:
         raise CheckpointError(f"{config.run} is a checkpoint: name the folder of its run")
-    found: dict[str, Checkpoint | None] = {}
+    found: dict[str, Checkpoint | str] = {}  # or why it is none
     complaints = list[str]()
     unsafe = False
     for name in run.checkpoint_names():
         try:
             found[name] = run.open_checkpoint(name)
-        except CheckpointError as error:
+        except (CheckpointError, PermissionError) as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
-                unsafe = unsafe or (isinstance(error, PickledError) and not any(found.values()))  # it ends a run
-                found[name] = None
+                if isinstance(error, (PickledError, PermissionError)) and not any(
+                    isinstance(newer, Checkpoint) for newer in found.values()
+                ):
+                    unsafe = True  # a run that resumes would meet it, and end
+                found[name] = "not readable" if isinstance(error, PermissionError) else "damaged"
                 complaints.append(str(error))
     rows = list[tuple[str, ...]]()
     blank = [""] * (len(COLUMNS) - 2)
-    whole = [checkpoint for checkpoint in found.values() if checkpoint]
+    whole = [checkpoint for checkpoint in found.values() if isinstance(checkpoint, Checkpoint)]
     newest = whole[0] if whole else None
     marked = {"newest": newest, "best": next(iter(best(whole)), None)}
     for name, checkpoint in found.items():
-        if checkpoint:
+        if isinstance(checkpoint, Checkpoint):
             marks = [mark for mark, one in marked.items() if one is checkpoint]
             rows.append((name, "whole", *columns_of(checkpoint), ", ".join(marks)))
         else:
-            rows.append((name, "damaged", *blank))
+            rows.append((name, checkpoint, *blank))
     rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
     if rows:
         lines().print(plain_table(COLUMNS, rows))

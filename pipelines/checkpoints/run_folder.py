@@ -186,8 +186,8 @@ class RunFolder:
         return complete
 
     def examined(self) -> tuple[list[Checkpoint], list[str]]:
-        """Checkpoints that are complete by their records, the newest first, and a sentence for each that is not. For a bucket only
-        their meta is read.
+        """Checkpoints that are complete by their records, the newest first, and a sentence for each that is not, or that may not be
+        read. For a bucket only their meta is read.
         """
         complete: list[Checkpoint] = []
         complaints: list[str] = []
@@ -198,7 +198,7 @@ class RunFolder:
                     complete.append(Checkpoint.open_unverified(folder))
                 else:
                     complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
-            except CheckpointError as error:
+            except (CheckpointError, PermissionError) as error:
                 complaints.append(str(error))
         return complete, complaints
 

@@ -11,6 +11,7 @@ import pytest
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.doctor import main
 from pipelines.prepare import PrepareConfig, prepare
+from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]
@@ -110,6 +111,26 @@ def test_one_that_fits_neither_store_nor_code(
         patch.setattr(RecConfig, "build", lambda self, vocab_size: build(self, vocab_size + 1))
         assert main([str(folder)]) == 2
     assert "does not fit this code's" in capsys.readouterr().out
+
+
+def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(
+    train: Train,
+    store: Path,
+    reachable: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(train("--steps", "10"), reachable / "run")
+    copied = shutil.copytree(store, reachable / "store")
+    for path in reachable.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    (run / "checkpoints" / "step-00000005" / "model.safetensors").chmod(0)
+    capsys.readouterr()
+    with ordinary_user():
+        assert main([str(run), "--store", str(copied)]) == 2
+    out = capsys.readouterr().out
+    states = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.startswith("step-")}
+    assert states["step-00000010"] == ["whole", "10"] and states["step-00000005"] == ["not", "readable"]
+    assert "would resume from step 10" in out and "Permission denied" in out
 
 
 def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.CaptureFixture[str]) -> None:

@@ -403,17 +403,29 @@ def test_a_damaged_best_checkpoint_is_passed_over_with_a_warning(
     assert warning.startswith("warning: passed over a checkpoint: ") and name_of(2) in warning
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json", "."])
-def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, name: str) -> None:  # noqa: F811
-    trained = Trained(reachable / "run")
+def with_unreadable(run: Path, step: int, name: str) -> Path:
+    """A run with checkpoints of steps 1 and 2, of which a file or the folder may not be read."""
+    trained = Trained(run)
     trained.save(1)
     trained.save(2)
     trained.saver.close()
-    for path in reachable.rglob("*"):
+    for path in (run, *run.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-    (reachable / "run" / "checkpoints" / name_of(2) / name).chmod(0)
+    (run / "checkpoints" / name_of(step) / name).chmod(0)
+    return run
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json", "."])
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, name: str) -> None:  # noqa: F811
+    run = with_unreadable(reachable / "run", 2, name)
     with ordinary_user(), pytest.raises(PermissionError, match=name_of(2)):
-        find_checkpoint(reachable / "run")
+        find_checkpoint(run)
+
+
+def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(reachable: Path) -> None:  # noqa: F811
+    run = with_unreadable(reachable / "run", 1, "model.safetensors")
+    with ordinary_user():
+        assert [checkpoint.step for checkpoint in RunFolder.parse(run).complete_checkpoints()] == [2]
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_the_best() -> None:
