@@ -27,6 +27,7 @@ def test_all_models_take_turns_and_are_recorded(
     table, profile = results.read(tmp_path / "pretrained" / results.JSON).records
     assert [row[0] for row in table.rows] == list(pretrained_step.MODELS)
     assert table.rows[0][3] == "1.00 (1.00 to 1.00)" and all(str(row[0]) in printed for row in table.rows)
+    assert [row[4] == results.NONE for row in table.rows] == [False, False, True, False]
     assert len(profile.rows) == 8 and "aten::" in "".join(str(row[1]) for row in profile.rows)
 
 
