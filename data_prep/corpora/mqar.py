@@ -74,6 +74,10 @@ class Mqar(Task):
         given = self.most + min(self.rewrites, self.most)
         check_least(self, length=2 * (self.most + given), vocabulary=2 * given + 2)
         check_most(self, vocabulary=MAX_SYMBOLS)
+        if self.proportional and not self.curriculum:
+            raise CorpusError(
+                f"proportional of corpus {self.name} needs a curriculum: add --curriculum, or leave it out"
+            )
         if not -32 <= self.power <= 32:  # beyond, odds are no longer numbers
             raise CorpusError(f"power of corpus {self.name} is {self.power}: give --power 0.01, or any from -32 to 32")
 

@@ -237,6 +237,7 @@ def test_documents_with_fewer_pairs_can_be_shorter_in_proportion() -> None:
         "train": [5, 20, 40], "validation": [40], "test": [40],
     }  # fmt: skip
     assert [sum(label != NOTHING for _, label in read) for read in documents(task, "train")] == [1, 4, 8]
+    assert task.size("train", 0) < task.size("train", 1) < task.size("train", 2)
     assert "proportional" not in Mqar().options() and task.options()["proportional"]
 
 
@@ -407,6 +408,7 @@ BAD: list[tuple[Callable[[], Task], str]] = [
     (lambda: Mqar(pairs=2, curriculum=(0,)), "curriculum of corpus mqar holds 0: give --curriculum pairs of 1 or more"),
     (lambda: Mqar(pairs=2, curriculum=(40,)), "length of corpus mqar is 128: give --length 160 or more"),
     (lambda: RandomWalk(grid=1001), "grid of corpus random-walk is 1001: give --grid 1000 or less"),
+    (lambda: Mqar(proportional=True), "proportional of corpus mqar needs a curriculum: add --curriculum, or leave it out"),
     (lambda: Mqar(power=float("nan")), "power of corpus mqar is nan: give --power 0.01, or any from -32 to 32"),
     (lambda: Permutation(length=0), "length of corpus permutation is 0: give --length 1 or more"),
 ]  # fmt: skip
