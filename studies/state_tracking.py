@@ -124,8 +124,9 @@ MODELS_FOR_MANY_PAIRS = MODELS_FOR_RECALL | {
     "delta-window": mixers(("delta", "window"), **LARGE, mlp_dim=30),
     "mamba2-window": mixers(("mamba2", "window"), **LARGE, mlp_dim=30),
 }
-"""Models by name for recall of 64 pairs. Mixers have 4,096 numbers of matrix State a layer (2,304 with two keys), four times as
-many as in `MODELS_FOR_RECALL`: with those delta had 78 % wrong after 3,000 steps. Models with a span see a whole document."""
+"""Models by name for recall of 64 pairs. Mixers have 4,096 numbers of matrix State a layer, four times as many as in
+`MODELS_FOR_RECALL`, with which delta had 78 % wrong after 3,000 steps; with two keys 2,304, three times as many. Transformer-XL and
+the universal transformer see a whole document."""
 MODELS_FOR_STEPS = MODELS_FOR_RECALL | {
     "delta": two_deltanets(62, keys=1, negative=False),
     "delta-negative": two_deltanets(62, keys=1, negative=True),

@@ -138,7 +138,8 @@ MANY_PAIRS = (
     "--vocabulary 256 --pairs 64 --length 256 --proportional --train 330000 "
     "--curriculum 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 4 8 8 8 8 8 8 8 8 16 16 16 16 32 32 64"
 )
-"""As many pairs in documents of each size: with an equal number of documents no model learned any pair in 12M tokens."""
+"""As many pairs in documents of each size. With an equal number of documents, each as long as the longest, and 512 symbols, no
+model was more than a point ahead of a guess after 12M tokens."""
 EXPRESSIONS = f"--length 64 --curriculum {' '.join(map(str, range(2, 21)))} --train 200000"
 
 
