@@ -323,10 +323,8 @@ class Place:
             yield
         except OSError as error:
             refused = isinstance(error, PermissionError) or error.errno in NO_ROOM
-            of_another = error.filename is not None and not _STAGED.search(
-                str(error.filename)
-            )  # which was read meanwhile
-            if not self.is_local or not refused or error.errno is None or of_another:
+            named = str(error.filename or "")  # staged, or another file that was read meanwhile
+            if not self.is_local or not refused or error.errno is None or (named and not _STAGED.search(named)):
                 raise
             raise OSError(error.errno, os.strerror(error.errno), _STAGED.sub("", self.path)) from None
 

@@ -49,9 +49,8 @@ def main(argv: list[str]) -> int:
             found[name] = run.open_checkpoint(name)
         except (CheckpointError, PermissionError) as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
-                if isinstance(error, (PickledError, PermissionError)) and not any(
-                    isinstance(newer, Checkpoint) for newer in found.values()
-                ):
+                whole_before = any(isinstance(newer, Checkpoint) for newer in found.values())
+                if isinstance(error, (PickledError, PermissionError)) and not whole_before:
                     unsafe = True  # a run that resumes would meet it, and end
                 found[name] = "not readable" if isinstance(error, PermissionError) else "damaged"
                 complaints.append(str(error))
