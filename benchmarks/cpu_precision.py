@@ -125,15 +125,20 @@ class Training:
 
 def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dict[str, float], list[float]]:
     """Median CPU seconds of each run over the rounds that count; and the ratio of float32's to bfloat16's seconds in each round."""
+    counted = take_turns(rounds, runs)
+    ratios = [one / half for one, half in zip(counted["float32"], counted["bfloat16"], strict=True)]
+    return {name: statistics.median(each) for name, each in counted.items()}, ratios
+
+
+def take_turns(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """CPU seconds of each run in each round that counts: the first two do not. Every other round goes the other way round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in runs if number % 2 else reversed(runs):
             began = time.process_time()
             runs[name]()
             seconds[name].append(time.process_time() - began)
-    counted = {name: each[2:] for name, each in seconds.items()}
-    ratios = [one / half for one, half in zip(counted["float32"], counted["bfloat16"], strict=True)]
-    return {name: statistics.median(each) for name, each in counted.items()}, ratios
+    return {name: each[2:] for name, each in seconds.items()}
 
 
 def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: list[float]) -> list[results.Cell]:
@@ -209,6 +214,17 @@ def profiled(name: str, runs: dict[str, Callable[[], object]], entries: int) -> 
     return rows
 
 
+def record_profiles(recorder: results.Recorder, name: str, profiles: Rows, kind: str) -> None:
+    """Record what `profiled` gave on this kind of machine, where there is any."""
+    if profiles:
+        recorder.table(
+            name,
+            ("step", "operation", "calls", "ms", "of the step"),
+            profiles,
+            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
+        )
+
+
 def losses(config: BenchConfig) -> list[results.Cell]:
     """A row of mean losses over the last tenth of the steps, in bits per byte, and their relative difference."""
     model, vocab_size, *_ = case(config.models[0])
@@ -249,13 +265,7 @@ def main(argv: list[str]) -> None:
         rows,
         text=[f"{kind}; one thread, rates by CPU seconds; ratios are float32's seconds over bfloat16's by round."],
     )
-    if profiles:
-        recorder.table(
-            "Profile of a training step on a CPU",
-            ("step", "operation", "calls", "ms", "of the step"),
-            profiles,
-            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
-        )
+    record_profiles(recorder, "Profile of a training step on a CPU", profiles, kind)
 
 
 if __name__ == "__main__":

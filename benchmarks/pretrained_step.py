@@ -15,7 +15,6 @@ in the same run. The frozen model has none, since costs count the gradients of a
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import machine, results
-from benchmarks.cpu_precision import DTYPES, Rows, Training, products, profiled
+from benchmarks.cpu_precision import DTYPES, Rows, Training, products, profiled, record_profiles, take_turns
 from benchmarks.gpu_models import SMOLLM2
 from common.errors import UserError
 from pipelines.presets import PRESETS
@@ -84,13 +83,14 @@ def main(argv: list[str]) -> None:
         }
         generator = torch.Generator().manual_seed(0)
         tokens_BT = torch.randint(config.vocabulary, (LANES, TOKENS), generator=generator)
-        rows = measured(trainings, tokens_BT, config.rounds, rates[config.precision])
+        runs: dict[str, Callable[[], object]] = {
+            label: partial(training.step, tokens_BT, tokens_BT.roll(-1, 1)) for label, training in trainings.items()
+        }
+        rows = rows_of(trainings, take_turns(config.rounds, runs), rates[config.precision])
         profiles: Rows = []
         if config.profile:
-            for label, training in trainings.items():
-                step = partial(training.step, tokens_BT, tokens_BT.roll(-1, 1))
-                runs: dict[str, Callable[[], object]] = {config.precision: step}
-                profiles += profiled(label, runs, config.profile)
+            for label, run in runs.items():
+                profiles += profiled(label, {config.precision: run}, config.profile)
     recorder.table(
         "A training step with recurrence against one without",
         ("model", "s a step", "tokens per second of processor time", "/ llama, median (range)", "of the matrix rate"),
@@ -100,31 +100,24 @@ def main(argv: list[str]) -> None:
             f"products run at {rates[config.precision] / 1e9:.0f} GFLOP/s."
         ],
     )
-    if profiles:
-        recorder.table(
-            "Profile of a training step with recurrence",
-            ("step", "operation", "calls", "ms", "of the step"),
-            profiles,
-            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
-        )
+    record_profiles(recorder, "Profile of a training step with recurrence", profiles, kind)
 
 
-def measured(trainings: dict[str, Training], tokens_BT: torch.Tensor, rounds: int, rate: float) -> Rows:
-    """Let the trainings take turns. Prints a line for each, and returns its row.
+def rows_of(trainings: dict[str, Training], seconds: dict[str, list[float]], rate: float) -> Rows:
+    """A row for each training, which is also printed.
 
     Args:
-        tokens_BT: tokens of a step.
-        rounds: number of steps of each; the first two do not count.
+        seconds: CPU seconds of its steps, in the order of the rounds.
         rate: FLOP/s of a large product.
     """
-    seconds = [{label: timed(training, tokens_BT) for label, training in trainings.items()} for _ in range(rounds)]
-    counted = seconds[2:]
+    tokens = LANES * TOKENS
     rows: Rows = []
     for label, training in trainings.items():
-        median = statistics.median(each[label] for each in counted)
-        ratio = machine.median_and_range([each[label] / each["llama"] for each in counted])
-        speed = f"{tokens_BT.numel() / median:,.0f}"
-        flops = training.config.costs(training.vocab_size).computed_training_flops_per_token * tokens_BT.numel()
+        median = statistics.median(seconds[label])
+        pairs = zip(seconds[label], seconds["llama"], strict=True)
+        ratio = machine.median_and_range([own / baseline for own, baseline in pairs])
+        speed = f"{tokens / median:,.0f}"
+        flops = training.config.costs(training.vocab_size).computed_training_flops_per_token * tokens
         frozen = any(not parameter.requires_grad for parameter in training.model.parameters())
         share = results.NONE if frozen else f"{flops / rate / median:.0%}"
         print(f"  {label:36} {median:>6.2f} s  {speed:>6} tokens/s  {ratio:20} {share:>4} of the rate", flush=True)
@@ -138,13 +131,6 @@ def sized(label: str, layers: int) -> ModelConfig:
     model: Any = PRESETS[preset].model
     sizes = {name: value for name, value in SMOLLM2.items() if name != "window"}
     return replace(model, **sizes | {"layers": layers} | changes)
-
-
-def timed(training: Training, tokens_BT: torch.Tensor) -> float:
-    """CPU seconds of one step."""
-    began = time.process_time()
-    training.step(tokens_BT, tokens_BT.roll(-1, 1))
-    return time.process_time() - began
 
 
 if __name__ == "__main__":
