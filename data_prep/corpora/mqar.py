@@ -72,7 +72,7 @@ class Mqar(Task):
         super().__post_init__()
         check_least(self, pairs=1, rewrites=0)
         given = self.most + min(self.rewrites, self.most)
-        check_least(self, length=2 * (self.most + given), vocabulary=2 * given + 2)
+        check_least(self, length=self.least_length(self.most), vocabulary=2 * given + 2)
         check_most(self, vocabulary=MAX_SYMBOLS)
         if self.proportional and not self.curriculum:
             raise CorpusError(
@@ -86,13 +86,16 @@ class Mqar(Task):
         """Pairs of a document, at most."""
         return max((self.pairs, *self.curriculum))
 
+    def least_length(self, pairs: int) -> int:
+        """Tokens that a document of so many pairs needs: two for each pair and each rewrite, and two for each question."""
+        return 4 * pairs + 2 * min(self.rewrites, pairs)
+
     def tokens_of(self, split: str, index: int) -> int:
         """Tokens of a document."""
         if split != "train" or not self.proportional:
             return self.length
         pairs = self.length_of(split, index)
-        needed = 4 * pairs + 2 * min(self.rewrites, pairs)
-        return max(needed, self.length * pairs // self.most)
+        return max(self.least_length(pairs), self.length * pairs // self.most)
 
     def symbols(self) -> list[str]:
         return [self.symbol(i) for i in range(self.vocabulary)]
