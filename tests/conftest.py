@@ -19,6 +19,7 @@ from pipelines.cluster import ray_session as session
 from pipelines.prepare import PrepareConfig, commands
 from tests.interpreter import sitecustomize
 from tests.nothing_ran import pytest_sessionfinish, pytest_terminal_summary  # noqa: F401, hooks of pytest
+from tests.ordinary_user import reachable  # noqa: F401, a fixture
 from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 from tests.small_runs import bucket, prepared, server, short_documents, store, train, train_model  # noqa: F401, fixtures

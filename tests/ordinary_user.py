@@ -21,6 +21,12 @@ def reachable() -> Iterator[Path]:
         yield Path(name)
 
 
+def let_all_read(folder: Path) -> None:
+    """Let every user read a folder and all that is in it, whatever the umask."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 @contextmanager
 def ordinary_user() -> Iterator[None]:
     """Root is an ordinary user while the block runs; any other user is one anyway."""

@@ -14,7 +14,7 @@ from common.credentials import without_credentials
 from common.errors import is_users
 from common.places import TEMPORARY, Place
 from common.uris import PlaceError
-from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
+from tests.ordinary_user import ordinary_user
 
 
 @pytest.fixture(params=["local", "file", "mock"])
@@ -129,7 +129,7 @@ def test_a_rewrite_that_fails_keeps_what_stood(place: Place):
     assert (place / "b").read_bytes() == b"old" and [file.name for file in place.list()] == ["b"]
 
 
-def test_files_of_a_folder_that_may_not_be_searched_are_not_left_out(reachable: Path) -> None:  # noqa: F811
+def test_files_of_a_folder_that_may_not_be_searched_are_not_left_out(reachable: Path) -> None:
     folder = reachable / "sub"
     folder.mkdir()
     (folder / "a.txt").write_text("a")
@@ -138,7 +138,7 @@ def test_files_of_a_folder_that_may_not_be_searched_are_not_left_out(reachable: 
         Place.parse(reachable).list(recursive=True)
 
 
-def test_a_file_that_may_not_be_read_is_named(reachable: Path) -> None:  # noqa: F811
+def test_a_file_that_may_not_be_read_is_named(reachable: Path) -> None:
     path = reachable / "a.txt"
     path.write_text("a")
     path.chmod(0)
@@ -146,13 +146,13 @@ def test_a_file_that_may_not_be_read_is_named(reachable: Path) -> None:  # noqa:
         Place.parse(path).read_bytes()
 
 
-def test_a_file_that_may_not_be_written_is_named_without_its_temporary_name(reachable: Path) -> None:  # noqa: F811
+def test_a_file_that_may_not_be_written_is_named_without_its_temporary_name(reachable: Path) -> None:
     reachable.chmod(0o755)
     with ordinary_user(), pytest.raises(PermissionError, match=r"Permission denied: '.*/a\.txt'"):
         (Place.parse(reachable) / "a.txt").write_atomically(b"a")
 
 
-def test_a_file_that_may_not_be_read_is_named_while_another_is_written(reachable: Path) -> None:  # noqa: F811
+def test_a_file_that_may_not_be_read_is_named_while_another_is_written(reachable: Path) -> None:
     path = reachable / "a.txt"
     path.write_text("a")
     path.chmod(0)

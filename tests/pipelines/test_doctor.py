@@ -11,7 +11,7 @@ import pytest
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.doctor import main
 from pipelines.prepare import PrepareConfig, prepare
-from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
+from tests.ordinary_user import let_all_read, ordinary_user
 from tests.small_corpus import contents
 
 Train = Callable[..., Path]
@@ -116,13 +116,12 @@ def test_one_that_fits_neither_store_nor_code(
 def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(
     train: Train,
     store: Path,
-    reachable: Path,  # noqa: F811
+    reachable: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = shutil.copytree(train("--steps", "10"), reachable / "run")
     copied = shutil.copytree(store, reachable / "store")
-    for path in reachable.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    let_all_read(reachable)
     (run / "checkpoints" / "step-00000005" / "model.safetensors").chmod(0)
     capsys.readouterr()
     with ordinary_user():

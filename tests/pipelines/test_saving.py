@@ -39,7 +39,7 @@ from pipelines.inference.trained import find_checkpoint
 from pipelines.tracking.metrics_file import MetricsFile, Record, read_records
 from pipelines.training.progress import messages_into_log, show_progress
 from pipelines.training.world import World
-from tests.ordinary_user import ordinary_user, reachable  # noqa: F401, a fixture
+from tests.ordinary_user import let_all_read, ordinary_user
 from tests.small_corpus import contents, flip
 from tests.waiting import wait_until
 
@@ -409,20 +409,19 @@ def with_unreadable(run: Path, step: int, name: str) -> Path:
     trained.save(1)
     trained.save(2)
     trained.saver.close()
-    for path in (run, *run.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    let_all_read(run)
     (run / "checkpoints" / name_of(step) / name).chmod(0)
     return run
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "checkpoint.json", "."])
-def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, name: str) -> None:  # noqa: F811
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, name: str) -> None:
     run = with_unreadable(reachable / "run", 2, name)
     with ordinary_user(), pytest.raises(PermissionError, match=name_of(2)):
         find_checkpoint(run)
 
 
-def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(reachable: Path) -> None:  # noqa: F811
+def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(reachable: Path) -> None:
     run = with_unreadable(reachable / "run", 1, "model.safetensors")
     with ordinary_user():
         assert [checkpoint.step for checkpoint in RunFolder.parse(run).complete_checkpoints()] == [2]
