@@ -16,8 +16,10 @@ step reads one segment of every lane, so no position inside a step is kept. Noth
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -246,6 +248,18 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
     except (SafetensorError, FileNotFoundError) as error:  # other OSErrors may be transient: the next start reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+
+@contextmanager
+def writing_tensors(path: Path) -> Iterator[None]:
+    """Raise an OSError with this path where safetensors cannot write: its own error has the system's number in the text alone."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 def check_is_no_pickle(path: Path) -> None:

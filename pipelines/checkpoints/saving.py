@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import secrets
 import shutil
 import sys
@@ -29,13 +27,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from common.errors import UserError, first_cause, is_users
 from common.places import Place, sync
-from pipelines.checkpoints.checkpoint import SCHEMA, digest_json, flatten_optimizer, lanes_file, name_of
+from pipelines.checkpoints.checkpoint import (
+    SCHEMA,
+    digest_json,
+    flatten_optimizer,
+    lanes_file,
+    name_of,
+    writing_tensors,
+)
 from pipelines.checkpoints.retention import give_name, prune, remove
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, upload
 from pipelines.config.run import CheckpointConfig
@@ -274,11 +278,8 @@ class Saver:
 
 
 def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    try:
+    with writing_tensors(path):
         save_file(dict(tensors), path)
-    except SafetensorError as error:  # a system's error, of which only the number is in the text
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from None
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors writes for its owner alone, whatever the umask
     sync(path)
     return {"bytes": path.stat().st_size, "xxh3": Place.parse(path).xxh3()}

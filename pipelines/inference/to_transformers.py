@@ -36,7 +36,7 @@ from data_prep.tokenizers import (
     chat_of,
 )
 from data_prep.tokenizers.chat import Chat
-from pipelines.checkpoints.checkpoint import Snapshot
+from pipelines.checkpoints.checkpoint import Snapshot, writing_tensors
 from pipelines.checkpoints.exported import record_of
 from pipelines.inference.card import card_of
 from pipelines.inference.plain_export import check_has_plain_form, check_logits, check_plain, plain
@@ -90,7 +90,8 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
         shutil.rmtree(unfinished, ignore_errors=True)  # what a killed command has left
         try:
             check_is_new(output)  # another command may have made it since
-            exported.save_pretrained(unfinished)
+            with writing_tensors(output):
+                exported.save_pretrained(unfinished)
             save_tokenizer(tokenizer, unfinished)
             (unfinished / "README.md").write_text(card_of(checkpoint, model, tokenizer, plain_form), "utf-8")
             check_tokenizer(unfinished, tokenizer, sample_texts(checkpoint, tokenizer, store))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
+import resource
 import shutil
 from collections.abc import Callable
 from importlib import import_module
@@ -50,6 +52,20 @@ def exported(train_model: Train, tmp_path: Path) -> Callable[..., Path]:
 def test_who_may_read_an_export_may_read_its_files(exported: Callable[..., Path]) -> None:
     folder = exported()
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
+
+
+def test_a_disk_without_room_for_the_weights(train_model: Train, tmp_path: Path) -> None:
+    run = train_model("slide", *SHORT, name="first")
+    output = tmp_path / "exported"
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))  # a file of weights is larger, and no other
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            export.main([str(run), "--output", str(output)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(output))
+    assert not list(tmp_path.glob("*exported*"))
 
 
 def examples(store: Path, split: str, most: int) -> list[dict[str, list[int]]]:
