@@ -256,10 +256,12 @@ def start_job(job: Job, at_once: int = 1) -> subprocess.Popen[bytes]:
     threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // at_once, 1))} if at_once > 1 else {}
     if job.log:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-    with job.log.open("ab") if job.log else contextlib.nullcontext() as log:
+    with job.log.open("ab", buffering=0) if job.log else contextlib.nullcontext() as log:
         if log:
-            log.write(f"$ {job.shown()}\n".encode())
-            log.flush()
+            try:
+                log.write(f"$ {job.shown()}\n".encode())
+            except OSError as error:  # a full disk; the system's error of a write names no file
+                raise OSError(error.errno, error.strerror, str(job.log)) from None
         return subprocess.Popen(
             [sys.executable, "-m", f"pipelines.{job.module}", *job.argv],
             env={**threads, **os.environ, "PYTHONPATH": python_path()},

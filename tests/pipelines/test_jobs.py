@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -68,6 +69,18 @@ def test_a_text_behind_a_link_changes_a_folders_stamp(tmp_path: Path) -> None:
     before = content_stamp(Place.parse(tmp_path / "books"))
     (tmp_path / "more" / "new.txt").write_text("new")
     assert content_stamp(Place.parse(tmp_path / "books")) != before
+
+
+def test_a_disk_without_room_for_a_log_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            run_jobs([Job("help", "inspect", HELP, log=log)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    assert caught.value.filename == str(log)
 
 
 def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
