@@ -35,7 +35,7 @@ class DataConfig:
     Gradients reach this far back."""
 
     def __post_init__(self) -> None:
-        check_fields("data", self)
+        check_fields("data", self, lanes=1, segment_length=1)
 
 
 @dataclass(frozen=True)

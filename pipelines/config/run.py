@@ -130,7 +130,7 @@ class TrainConfig:
                 f"recompute is {self.recompute!r}, which {self.model.name} does not offer: "
                 f"choose one of {', '.join(self.model.recomputes)}"
             )
-        if self.data.lanes < 1 or not self.workers:
+        if not self.workers:
             raise UserError(
                 f"data.lanes is {self.data.lanes}, which {self.num_workers} workers cannot share: each needs a lane of its own"
             )

@@ -529,6 +529,8 @@ class TestRefusals:
         ("words", "message"),
         [
             (("--num-workers", "5"), "data.lanes is 4, which 5 workers cannot share: each needs a lane of its own"),
+            (("--data.lanes", "0", "--num-workers", "0"), "data.lanes is 0: it must be at least 1"),
+            (("--data.segment-length", "0"), "data.segment_length is 0: it must be at least 1"),
             (("--data.segment-length", "33"), "not a multiple of the model's block of 8 tokens: choose 32"),
             (("--data.segment-length", "8"), "learns its recurrence across blocks, so choose at least 16"),
             (("--data.corpus", "tex"), "tex"),
