@@ -114,7 +114,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
 
 def check_is_new(output: Path) -> None:
     """Raise UserError if there is something at the folder's place."""
-    if output.exists():
+    if os.path.lexists(output):  # or a link that leads nowhere, in whose place no folder can come
         raise UserError(f"{output} exists already: remove it, or choose another --output")
 
 

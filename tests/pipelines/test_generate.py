@@ -263,8 +263,11 @@ def test_a_tokenizer_that_would_change_the_ids_is_not_exported(tmp_path: Path) -
 def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
-        export.main([str(run), "--output", str(there)])
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    for taken in (there, link):
+        with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
+            export.main([str(run), "--output", str(taken)])
     with pytest.raises(UserError, match="cannot be written: choose another --output"):
         export.main([str(run), "--output", str(run / "config.json" / "inside")])
     monkeypatch.setattr(to_transformers, "check_model", lambda *_: (_ for _ in ()).throw(ValueError("not the same")))
