@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import html
+import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -116,7 +117,8 @@ def refresh_index(report: Path) -> Path | None:
     path = root / FOLDER / NAME
     try:
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, page_of([row(kind, folder, path.parent) for kind, folder in found], root.name).encode())
+        text = page_of([row(kind, folder, path.parent) for kind, folder in found], root.name)
+        write_atomically(path, text.encode(errors="replace"))  # a folder's name may not be UTF-8
     except OSError:
         return None
     print(f"  index     {cli.shown(path)}")
@@ -136,7 +138,7 @@ def row(kind: Kind, folder: Path, home: Path) -> str:
     name = folder.parent.name if folder.name in ("report", "tokens", "continuations") else folder.name
 
     def link(path: Path, text: str) -> str:
-        return f'<a href="{html.escape(quote(relpath(path, home)))}">{html.escape(text)}</a>'
+        return f'<a href="{html.escape(quote(os.fsencode(relpath(path, home))))}">{html.escape(text)}</a>'
 
     links = " ".join(link(path, path.name) for path in files)
     return (

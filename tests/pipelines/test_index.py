@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -81,3 +82,13 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
 def test_a_report_that_lies_elsewhere_has_none(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(parents=True)
     assert refresh_index(tmp_path / place) is None and not list(tmp_path.rglob("*.html"))
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / "reports" / os.fsdecode(b"b\xff")
+    folder.mkdir(parents=True)
+    (folder / "table.csv").write_text("name,split,bits_per_byte\nmine,text/test,1.5\n")
+    path = refresh_index(folder)
+    assert path is not None
+    page = path.read_text()
+    assert 'href="b%FF/table.csv"' in page and ">b?</a>" in page
