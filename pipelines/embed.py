@@ -26,6 +26,7 @@ from data_prep.documents import check_split
 from pipelines.inference.trained import load, open_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
+from pipelines.terminal.tables import counted
 
 SEGMENT = 1024
 """Tokens that are read at once by a model that does not say how it was trained."""
@@ -90,7 +91,7 @@ def main(argv: list[str]) -> None:
     embeddings = Embeddings(output, texts, width_of(model), checkpoint.digest, config.every, config.dtype)
     lanes = config.lanes or data["lanes"]
     segment_length = config.segment_length or data["segment_length"] or -(-SEGMENT // model.block) * model.block
-    counts = f"{len(texts.ids):,} documents, {int(texts.lengths.sum()):,} tokens"
+    counts = f"{counted(len(texts.ids), 'document')}, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as update, file_lock(output, "another pipelines.embed"):
         shards = [
