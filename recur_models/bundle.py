@@ -70,7 +70,8 @@ def is_bundle() -> bool:
 def copy_own_modules(folder: Path) -> None:
     """Copy the modules beside this one into the folder."""
     for path in Path(__file__).parent.glob("*.py"):
-        shutil.copyfile(path, folder / path.name)
+        if path.name != "__init__.py":  # transformers makes one in its cache
+            shutil.copyfile(path, folder / path.name)
 
 
 def write_modules(folder: Path, packages: set[str], modules: list[str]) -> None:

@@ -147,6 +147,10 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
         return (model, info) if output_loading_info else model
 
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Does nothing: see hf_config.py."""
+
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether each layer is computed again in the backward pass; transformers sets it."""

@@ -48,6 +48,19 @@ assert not {"recur_models", "common", "pipelines", "data_prep"} & sys.modules.ke
 print(json.dumps(generated))
 """
 
+RESAVED = """
+import json, sys
+sys.path += json.loads(sys.argv[1])
+from pathlib import Path
+from transformers import AutoModel, AutoModelForCausalLM
+files = []
+for auto in (AutoModelForCausalLM, AutoModel):
+    auto.from_pretrained(sys.argv[2], trust_remote_code=True).save_pretrained(sys.argv[2] + auto.__name__)
+    auto_map = json.loads(Path(sys.argv[2] + auto.__name__, "config.json").read_text())["auto_map"]
+    files.append([sorted(path.name for path in Path(sys.argv[2] + auto.__name__).iterdir()), auto_map])
+print(json.dumps(files))
+"""
+
 PLUGIN_NAME = "a_plugin_of_mine"
 PLUGIN = """
 from dataclasses import dataclass
@@ -124,6 +137,16 @@ def test_every_model_generates_the_same_where_throughline_is_not_installed(
     found = elsewhere([tmp_path / name for name in configs], tmp_path)
     assert found.pop("hidden") == pytest.approx(hidden, abs=1e-4)
     assert found == expected
+
+
+def test_a_model_saved_again_has_the_files_and_entry_points_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "slide"
+    model = wrap(representatives()["slide"])
+    model.save_pretrained(folder)
+    files = sorted(path.name for path in folder.iterdir())
+    of_causal, of_base = elsewhere([folder], tmp_path, RESAVED)
+    assert of_causal == [files, model.config.auto_map]
+    assert of_base == [[name for name in files if name != "generation_config.json"], model.config.auto_map]
 
 
 @pytest.mark.parametrize(
