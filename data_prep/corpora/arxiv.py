@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from common.places import Listed, Place
 from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
+from data_prep.corpora.spans import lines
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
@@ -38,7 +39,6 @@ from data_prep.corpora.streams import (
     is_hidden,
     is_link,
     is_safe,
-    lines,
     open_seekable,
     printable,
     reading,

@@ -27,14 +27,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from common.places import Listed
-from data_prep.corpora.spans import Window, line_spans
+from data_prep.corpora.spans import BOM, Window, line_spans, lines
 from data_prep.corpora.streams import (
-    BOM,
     MAX_DOCUMENT_BYTES,
     Forward,
     LeftOut,
     decompressed,
-    lines,
     reading,
     shards,
     skipped_of,

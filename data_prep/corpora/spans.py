@@ -1,5 +1,7 @@
-"""Reads lines and ranges of a stream many at a time: one by one, short ones cost more than the reading itself.
+"""Lines and ranges of a stream, one by one or many at a time. Short ones, one by one, cost more than the reading itself.
 
+for line in lines(stream, limit):                        # line.offset, line.data
+    ...
 for offsets, sizes, blank in line_spans(stream):
     ...
 window = Window(stream)
@@ -9,17 +11,63 @@ data = window.read(offset, size)
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from data_prep.corpora.streams import BOM, Forward
+from data_prep.corpora.streams import CHUNK, Forward
+
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark with which some programs begin a file in UTF-8."""
 
 LINES_AT_ONCE = 1 << 17
 """Bytes that are searched for lines at a time: a chunk of nothing but line ends takes some 70 times its size in memory."""
 
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\x0b\x0c"))
 """Which bytes `bytes.strip` takes for white space."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a stream."""
+
+    offset: int
+    """Bytes before it."""
+    size: int
+    """Bytes, its line end included."""
+    data: bytes | None
+    """None for a line that is too long to be kept."""
+    blank: bool
+
+
+def lines(stream: Any, keep: int) -> Iterator[Line]:
+    """The lines of a stream, however long. Lines of at most `keep` bytes have their data."""
+    offset = 0
+    size = 0
+    blank = True
+    data = bytearray()
+    while chunk := stream.read(CHUNK):
+        start = 0
+        while start < len(chunk):
+            newline = chunk.find(b"\n", start)
+            stop = newline + 1 if newline >= 0 else len(chunk)
+            size += stop - start
+            if size <= keep:
+                data += chunk[start:stop]
+            else:
+                data = bytearray()
+            piece = chunk[start:stop]
+            blank = blank and not (piece.removeprefix(BOM) if offset == start == 0 else piece).strip()
+            start = stop
+            if newline >= 0:
+                yield Line(offset, size, bytes(data) if size <= keep else None, blank)
+                offset = offset + size
+                size = 0
+                blank = True
+                data = bytearray()
+    if size:
+        yield Line(offset, size, bytes(data) if size <= keep else None, blank)
 
 
 def line_spans(stream: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

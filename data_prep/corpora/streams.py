@@ -1,8 +1,8 @@
 """Readers that corpora share for files that may be packed, damaged or hostile: forward, within a limit, and never extracted.
 
 with reading(file.shown), decompressed(file) as stream:      # a packing is known by its first bytes
-    for line in lines(stream, limit):                        # line.offset, line.data
-        ...
+    head = stream.peek(512)
+    data = stream.read(size)
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -32,8 +31,6 @@ MAX_DOCUMENT_BYTES = 512 << 20
 CHUNK = 1 << 20
 DIRECTORY = 1 << 20
 """Bytes. A zip with a larger directory is not taken for a corpus."""
-BOM = b"\xef\xbb\xbf"
-"""The byte order mark with which some programs begin a file in UTF-8."""
 DAMAGE = (
     OSError, EOFError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError, OverflowError,
     struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, pa.ArrowException,
@@ -301,48 +298,6 @@ def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
         raw.seek(0)
         with zipfile.ZipFile(raw) as archive:  # type: ignore[arg-type]
             yield archive
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a stream."""
-
-    offset: int
-    """Bytes before it."""
-    size: int
-    """Bytes, its line end included."""
-    data: bytes | None
-    """None for a line that is too long to be kept."""
-    blank: bool
-
-
-def lines(stream: Any, keep: int) -> Iterator[Line]:
-    """The lines of a stream, however long. Lines of at most `keep` bytes have their data."""
-    offset = 0
-    size = 0
-    blank = True
-    data = bytearray()
-    while chunk := stream.read(CHUNK):
-        start = 0
-        while start < len(chunk):
-            newline = chunk.find(b"\n", start)
-            stop = newline + 1 if newline >= 0 else len(chunk)
-            size += stop - start
-            if size <= keep:
-                data += chunk[start:stop]
-            else:
-                data = bytearray()
-            piece = chunk[start:stop]
-            blank = blank and not (piece.removeprefix(BOM) if offset == start == 0 else piece).strip()
-            start = stop
-            if newline >= 0:
-                yield Line(offset, size, bytes(data) if size <= keep else None, blank)
-                offset = offset + size
-                size = 0
-                blank = True
-                data = bytearray()
-    if size:
-        yield Line(offset, size, bytes(data) if size <= keep else None, blank)
 
 
 def text_of_cell(cell: str | bytes, where: str) -> str:

@@ -24,17 +24,15 @@ from typing import Any, ClassVar, Literal
 
 from common.places import Place
 from data_prep.corpora.parquet import is_text, open_parquet
+from data_prep.corpora.spans import BOM, Line, lines
 from data_prep.corpora.streams import (
-    BOM,
     MAX_DOCUMENT_BYTES,
     Forward,
     Joined,
     LeftOut,
-    Line,
     files_in,
     is_hidden,
     is_safe,
-    lines,
     open_seekable,
     packing_at,
     reading,

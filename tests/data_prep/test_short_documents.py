@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from common.places import Place
 from data_prep import segments, sharding
 from data_prep.corpora import CORPORA, spans
-from data_prep.corpora.spans import Window, line_spans
-from data_prep.corpora.streams import Forward, lines
+from data_prep.corpora.spans import Window, line_spans, lines
+from data_prep.corpora.streams import Forward
 from data_prep.document_table import SCHEMA, read_table, write_table
 from data_prep.documents import Document, Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
