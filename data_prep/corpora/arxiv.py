@@ -38,13 +38,12 @@ from data_prep.corpora.streams import (
     files_in,
     is_hidden,
     is_link,
-    is_safe,
     open_seekable,
     printable,
     reading,
     skipped_of,
 )
-from data_prep.corpora.tars import tar_members
+from data_prep.corpora.tars import is_safe, tar_members
 from data_prep.documents import (
     SPLITS,
     CorpusError,

@@ -29,8 +29,6 @@ from data_prep.sources import NumberedSources
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
 CHUNK = 1 << 20
-DIRECTORY = 1 << 20
-"""Bytes. A zip with a larger directory is not taken for a corpus."""
 DAMAGE = (
     OSError, EOFError, ValueError, RuntimeError, NotImplementedError, KeyError, IndexError, OverflowError,
     struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, pa.ArrowException,
@@ -255,11 +253,6 @@ class Joined:
         return data
 
 
-def is_safe(name: str) -> bool:
-    """Whether a member's name stays within its archive."""
-    return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
-
-
 def is_hidden(name: str) -> bool:
     """Whether a file lies in a hidden folder or is hidden itself, `.ipynb_checkpoints/a.txt` or macOS's `._a.txt`."""
     parts = [part for part in name.split("/") if part not in (".", "..")]
@@ -269,35 +262,6 @@ def is_hidden(name: str) -> bool:
 def printable(name: str) -> str:
     """A member's name for a line of its own: bytes that are not UTF-8, and signs that cannot be seen, as U+FFFD."""
     return "".join(c if c.isprintable() else "\ufffd" for c in name)
-
-
-ZIP64 = 0xFFFFFFFF
-"""Stands in a zip in place of a size that is written elsewhere, with 64 bits."""
-
-
-def zip_members(archive: zipfile.ZipFile) -> list[str]:
-    """The names of a zip's files. Some programs of Windows write backslashes between a name's parts."""
-    return [name for name in archive.namelist() if not name.endswith(("/", "\\"))]
-
-
-@contextmanager
-def zip_archive(file: Place) -> Iterator[zipfile.ZipFile]:
-    """A zip of a few members. Raises CorpusError for one with a directory so large that it cannot be one of a corpus."""
-    with open_seekable(file) as raw:
-        size = raw.size()
-        raw.seek(max(0, size - (1 << 16) - 22))
-        tail = raw.read()
-        end = tail.rfind(b"PK\5\6")
-        if end < 0 or len(tail) < end + 22:
-            raise CorpusError(f"{file} is not a zip archive, or a truncated one: get it again")
-        size = int.from_bytes(tail[end + 12 : end + 16], "little")
-        if size == ZIP64 and tail[max(0, end - 76) :].startswith(b"PK\6\6"):  # it stands in a record before that one
-            size = int.from_bytes(tail[end - 36 : end - 28], "little")
-        if size > DIRECTORY:
-            raise CorpusError(f"{file} has a directory of too many members: it is not the archive of a corpus")
-        raw.seek(0)
-        with zipfile.ZipFile(raw) as archive:  # type: ignore[arg-type]
-            yield archive
 
 
 def text_of_cell(cell: str | bytes, where: str) -> str:

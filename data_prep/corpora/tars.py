@@ -31,6 +31,11 @@ def is_tar(block: bytes) -> bool:
     return True
 
 
+def is_safe(name: str) -> bool:
+    """Whether a member's name stays within its archive."""
+    return not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+
+
 class _Headers:
     """The file from which tarfile reads a tar's headers."""
 

@@ -32,18 +32,16 @@ from data_prep.corpora.streams import (
     LeftOut,
     files_in,
     is_hidden,
-    is_safe,
     open_seekable,
     packing_at,
     reading,
     skipped_of,
     split_named,
     text_of_cell,
-    zip_archive,
-    zip_members,
 )
-from data_prep.corpora.tars import open_tar, read_member, tar_members
+from data_prep.corpora.tars import is_safe, open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
+from data_prep.corpora.zips import zip_archive, zip_members
 from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8, place_of
 from data_prep.packing import READ
 
