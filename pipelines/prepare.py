@@ -28,7 +28,7 @@ from common.lock import file_lock
 from common.places import Place, remove_temporary
 from data_prep import split_remarks
 from data_prep.corpora import CORPORA
-from data_prep.corpora.streams import count_items
+from data_prep.corpora.left_out import count_items
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError

@@ -27,11 +27,11 @@ import pyarrow as pa
 
 from common.places import Listed, Place
 from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
+from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.spans import lines
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
-    LeftOut,
     TooLarge,
     check_name,
     decompressed,
@@ -41,7 +41,6 @@ from data_prep.corpora.streams import (
     open_seekable,
     printable,
     reading,
-    skipped_of,
 )
 from data_prep.corpora.tars import is_safe, tar_members
 from data_prep.documents import (

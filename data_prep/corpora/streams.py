@@ -14,17 +14,15 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from common.places import Listed, Place
-from data_prep.documents import SPLITS, CorpusError, Skipped, Source, decode_utf8, place_of, refuse_packed
+from data_prep.documents import SPLITS, CorpusError, decode_utf8, place_of, refuse_packed
 from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
-from data_prep.sources import NumberedSources
 
 MAX_DOCUMENT_BYTES = 512 << 20
 """A document that is larger once it is decompressed is left out."""
@@ -267,40 +265,3 @@ def printable(name: str) -> str:
 def text_of_cell(cell: str | bytes, where: str) -> str:
     """The text of a table's cell; bytes are read as UTF-8. Raises CorpusError, with the row, for any other bytes."""
     return decode_utf8(cell, where) if isinstance(cell, bytes) else cell.removeprefix("\ufeff")
-
-
-class LeftOut:
-    """Counts items that cannot be documents, by reason, while a corpus is listed. One source stands for all of a reason."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    def add(self, reason: str, count: int = 1) -> None:
-        if count:
-            self._counts[reason] += count
-
-    def sources(self, archive: str, split: str) -> list[Source]:
-        return [
-            Source(f"{archive}: {reason}", reason, split, 0, f"{LEFT_OUT}{count}")
-            for reason, count in sorted(self._counts.items())
-        ]
-
-    def skipped(self, id: str) -> Iterator[Skipped]:
-        for reason, count in sorted(self._counts.items()):
-            yield Skipped(id, reason, count)
-
-
-LEFT_OUT = "left out: "
-
-
-def count_items(sources: Sequence[Source]) -> int:
-    """The number of sources that stand for one item each, and not for items that were left out."""
-    candidates = sources.others if isinstance(sources, NumberedSources) else sources
-    return len(sources) - sum(skipped_of(source) is not None for source in candidates)
-
-
-def skipped_of(source: Source) -> Skipped | None:
-    """The Skipped for which a source of `LeftOut.sources` stands; None for another source."""
-    if not isinstance(source.place, str) or not source.place.startswith(LEFT_OUT):
-        return None
-    return Skipped(source.id, source.title, int(source.place.removeprefix(LEFT_OUT)))

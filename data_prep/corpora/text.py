@@ -15,15 +15,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from data_prep.corpora.streams import (
-    MAX_DOCUMENT_BYTES,
-    LeftOut,
-    check_name,
-    files_in,
-    is_hidden,
-    skipped_of,
-    split_folders,
-)
+from data_prep.corpora.left_out import LeftOut, skipped_of
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, check_name, files_in, is_hidden, split_folders
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, folder_of, read_utf8, split_of
 
 ANYWHERE = "**/"

@@ -23,19 +23,18 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from common.places import Place
+from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.parquet import is_text, open_parquet
 from data_prep.corpora.spans import BOM, Line, lines
 from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
     Joined,
-    LeftOut,
     files_in,
     is_hidden,
     open_seekable,
     packing_at,
     reading,
-    skipped_of,
     split_named,
     text_of_cell,
 )
