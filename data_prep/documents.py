@@ -204,24 +204,6 @@ def split_of(name: str) -> str:
     return "validation" if share < 93 else "test"
 
 
-def place_of(name: str, source: str, needed: str = "folder: give --source FOLDER, or a file") -> Place:
-    """The file or folder that `--source` names. Raises CorpusError if it is not given or does not exist."""
-    if not source:
-        raise CorpusError(f"corpus {name} needs a {needed}")
-    root = Place.parse(source)
-    if not root.exists():
-        raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
-    return root
-
-
-def folder_of(name: str, source: str) -> Place:
-    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not a folder."""
-    root = place_of(name, source, "folder: give --source FOLDER")
-    if not root.is_dir():
-        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
-    return root
-
-
 _MARKS = {
     codecs.BOM_UTF8: "UTF-8",
     codecs.BOM_UTF32_LE: "UTF-32-LE",  # before UTF-16, whose mark it begins with

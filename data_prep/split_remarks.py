@@ -15,8 +15,8 @@ import numpy as np
 
 from common.places import Place
 from common.uris import PlaceError
+from data_prep.corpora.files import is_hidden
 from data_prep.corpora.jsonl import JsonLines
-from data_prep.corpora.streams import is_hidden
 from data_prep.corpora.tasks import Task
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText

@@ -22,8 +22,9 @@ from data_prep.corpora import latex
 from data_prep.corpora.arxiv_readme import MAX_BYTES as MAX_README
 from data_prep.corpora.arxiv_readme import Directives, is_readme
 from data_prep.corpora.arxiv_readme import read as read_readme
+from data_prep.corpora.files import files_in, is_hidden, printable
 from data_prep.corpora.left_out import LeftOut
-from data_prep.corpora.streams import Forward, TooLarge, files_in, is_hidden, printable
+from data_prep.corpora.streams import Forward, TooLarge
 from data_prep.corpora.tars import is_safe, is_tar, tar_members
 from data_prep.corpora.tex_encoding import decoded, text_bytes
 from data_prep.packing import HEAD, READ, packing_of, unpacked

@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from common.places import Listed
+from data_prep.corpora.files import shards, split_named
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.spans import BOM, Window, line_spans, lines
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, decompressed, reading, shards, split_named
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, decompressed, reading
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
 from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.places import Place
-from data_prep.corpora.streams import check_name, is_hidden
+from data_prep.corpora.files import check_name, is_hidden
 from data_prep.documents import CorpusError, Document, Source, decode_utf8, refuse_packed, split_of
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}

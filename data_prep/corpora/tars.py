@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.places import Place
-from data_prep.corpora.streams import CHUNK, Forward, open_forward, printable
+from data_prep.corpora.files import printable
+from data_prep.corpora.streams import CHUNK, Forward, open_forward
 from data_prep.documents import CorpusError
 from data_prep.packing import HEAD
 

@@ -23,6 +23,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from common.places import Place
+from data_prep.corpora.files import files_in, is_hidden, place_of, split_named
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.parquet import is_text, open_parquet
 from data_prep.corpora.spans import BOM, Line, lines
@@ -30,18 +31,15 @@ from data_prep.corpora.streams import (
     MAX_DOCUMENT_BYTES,
     Forward,
     Joined,
-    files_in,
-    is_hidden,
     open_seekable,
     packing_at,
     reading,
-    split_named,
     text_of_cell,
 )
 from data_prep.corpora.tars import is_safe, open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
 from data_prep.corpora.zips import zip_archive, zip_members
-from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8, place_of
+from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8
 from data_prep.packing import READ
 
 FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.corpora import hub
+from data_prep.corpora.files import split_named
 from data_prep.corpora.hub import Hub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
-from data_prep.corpora.streams import split_named
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, split_of
 from pipelines.prepare import prepare
 from tests.small_archives import put, read_all, scan_all, zstd

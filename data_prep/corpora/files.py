@@ -1,0 +1,101 @@
+"""The files of a corpus: those that `--source` names, and what their names say.
+
+for file in files_in(folder_of("text", source), recursive=True):         # name, bytes, place
+    split_named(file.name), is_hidden(file.name)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from common.places import Listed, Place
+from data_prep.documents import SPLITS, CorpusError
+
+
+def place_of(name: str, source: str, needed: str = "folder: give --source FOLDER, or a file") -> Place:
+    """The file or folder that `--source` names. Raises CorpusError if it is not given or does not exist."""
+    if not source:
+        raise CorpusError(f"corpus {name} needs a {needed}")
+    root = Place.parse(source)
+    if not root.exists():
+        raise CorpusError(f"{root} is not there: give --source the folder or the file that holds the corpus {name}")
+    return root
+
+
+def folder_of(name: str, source: str) -> Place:
+    """The folder or bucket that `--source` names. Raises CorpusError where it is not given or not a folder."""
+    root = place_of(name, source, "folder: give --source FOLDER")
+    if not root.is_dir():
+        raise CorpusError(f"{root} is not a folder: give --source the folder that holds the corpus {name}")
+    return root
+
+
+def files_in(folder: Place, recursive: bool = False, links: bool = True, follow: bool = False) -> list[Listed]:
+    """The ordinary files of a folder, in the order of their names, without pipes and devices.
+
+    Args:
+        links: follow links to files.
+        follow: list the files in linked folders too.
+    """
+    files = [file for file in folder.list(recursive, follow) if not file.is_dir]
+    if not folder.is_local:
+        return files
+    return [file for file in files if os.path.isfile(file.place.path) and (links or not is_link(file.place))]
+
+
+def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> list[Listed]:
+    """The files with some endings that `--source` names: one file, or all in a folder and the folders in it that are not hidden."""
+    root = place_of(name, source)
+    if root.is_file():
+        check_name(root.parent, root.name)
+        return [Listed(root, root.name, root.size(), is_dir=False)]
+    files = [file for file in files_in(root, recursive=True, follow=True) if file.name.lower().endswith(endings)]
+    files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
+    if not files:
+        raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")
+    for file in files:
+        check_name(root, file.name)
+    return files
+
+
+_NAMED = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
+
+
+def split_named(name: str) -> str | None:
+    """The split in a file's name, such as `data/train-00000-of-00002.parquet`: the last if there are several, None without one."""
+    words = [_NAMED.get(word, word) for word in re.split("[^a-z]+", name.lower())]
+    named = [word for word in words if word in SPLITS]
+    return named[-1] if named else None
+
+
+def split_folders(root: Place) -> dict[str, str]:
+    """The folders that are named as splits, and the split of each: train, validation or test.
+
+    ``training``, ``valid``, ``val`` and ``dev`` count only beside the folder of another split: alone, such a folder may hold
+    anything. Empty where there is no folder of a split.
+    """
+    names = {**_NAMED, **{name: name for name in SPLITS}}
+    found = {listed.name: names[listed.name] for listed in root.list() if listed.is_dir and listed.name in names}
+    return found if len(set(found.values())) > 1 or not found.keys().isdisjoint(SPLITS) else {}
+
+
+def is_link(place: Place) -> bool:
+    return place.is_local and os.path.islink(place.path)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file lies in a hidden folder or is hidden itself, `.ipynb_checkpoints/a.txt` or macOS's `._a.txt`."""
+    parts = [part for part in name.split("/") if part not in (".", "..")]
+    return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+
+def check_name(root: Place, name: str) -> None:
+    """Raises CorpusError for a name that is not UTF-8: Python keeps such bytes as surrogates, and a manifest cannot."""
+    if any("\ud800" <= c <= "\udfff" for c in name):
+        raise CorpusError(f"{root} holds a file whose name is not UTF-8, {name!a}: rename it")
+
+
+def printable(name: str) -> str:
+    """A file's name, or a member's, for a line of its own: bytes that are not UTF-8, and signs that cannot be seen, as U+FFFD."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in name)
