@@ -9,7 +9,6 @@ as long to make.
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ import numpy as np
 import xxhash
 
 from common.errors import UserError, nearest
-from common.places import Place
-from data_prep.packing import HEAD, packing_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -202,79 +199,6 @@ def split_of(name: str) -> str:
     if share < 86:
         return "train"
     return "validation" if share < 93 else "test"
-
-
-_MARKS = {
-    codecs.BOM_UTF8: "UTF-8",
-    codecs.BOM_UTF32_LE: "UTF-32-LE",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "UTF-32-BE",
-    codecs.BOM_UTF16_LE: "UTF-16-LE",
-    codecs.BOM_UTF16_BE: "UTF-16-BE",
-}
-"""The byte-order marks with which a file of text may begin, and the encodings that they stand for."""
-
-
-def mark_of(data: bytes) -> tuple[int, str]:
-    """The length of the byte-order mark that a file begins with, and the encoding; 0 and UTF-8 where there is none."""
-    for mark, encoding in _MARKS.items():
-        if data.startswith(mark):
-            return len(mark), encoding
-    return 0, "UTF-8"
-
-
-def as_utf8(data: bytes) -> bytes:
-    """The bytes of a file without its byte-order mark, in UTF-8 where the mark says UTF-16 or UTF-32.
-
-    Raises UnicodeDecodeError where the mark is wrong.
-    """
-    size, encoding = mark_of(data)
-    if encoding != "UTF-8":
-        return data[size:].decode(encoding).encode()
-    return data[size:] if size else data
-
-
-def decode(data: bytes, codec: str) -> str | None:
-    """The text of some bytes; None where they are not of this encoding."""
-    try:
-        return data.decode(codec)
-    except UnicodeDecodeError:
-        return None
-
-
-def refuse_packed(head: bytes, where: str) -> None:
-    """Raises CorpusError if a file that begins with these bytes is packed, and so no text."""
-    packing = packing_of(head[:HEAD])
-    if packing:
-        raise CorpusError(f"{where} is packed ({packing}): unpack it, and give the file that is in it")
-
-
-def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
-    """The text of some bytes. A byte-order mark at a file's beginning gives the encoding, and is not part of the text.
-
-    Args:
-        where: name of the file, for errors.
-        offset: position in the file at which the bytes begin.
-
-    Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed.
-    """
-    size = 0
-    encoding = "UTF-8"
-    if offset == 0:
-        refuse_packed(data, where)
-        size, encoding = mark_of(data)
-    try:
-        return str(memoryview(data)[size:] if size else data, encoding)
-    except UnicodeDecodeError as error:
-        at = size + error.start
-        raise CorpusError(
-            f"{where} is not {encoding}: byte 0x{data[at]:02x} at offset {offset + at} ({error.reason}); "
-            "convert the file to UTF-8 or take it out of the folder"
-        ) from None
-
-
-def read_utf8(file: Place) -> str:
-    """The text of a file, line ends as they are; raises as `decode_utf8` does."""
-    return decode_utf8(file.read_bytes(), file.shown)
 
 
 def scan(document: Document, place: Any = "") -> Scanned | Skipped:

@@ -27,12 +27,13 @@ import pyarrow as pa
 
 from common.places import Listed, Place
 from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
+from data_prep.corpora.encodings import read_utf8, refuse_packed
 from data_prep.corpora.files import check_name, files_in, is_hidden, is_link, place_of, printable
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.spans import lines
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, TooLarge, decompressed, open_seekable, reading
 from data_prep.corpora.tars import is_safe, tar_members
-from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, read_utf8, refuse_packed, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, split_of
 from data_prep.packing import HEAD, packing_of
 
 BULK = re.compile(r"arXiv_src_\w+\.tar", re.IGNORECASE)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from data_prep.documents import as_utf8
+from data_prep.corpora.encodings import as_utf8
 
 NAME = re.compile(r"00README(\.(xxx|json|ya?ml))?", re.IGNORECASE)
 MAX_BYTES = 1 << 16

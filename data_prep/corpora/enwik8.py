@@ -16,10 +16,11 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from common.places import Place
+from data_prep.corpora.encodings import refuse_packed
 from data_prep.corpora.files import is_hidden
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, decompressed, packing_at, reading
 from data_prep.corpora.zips import zip_archive, zip_members
-from data_prep.documents import CorpusError, Document, Source, check_least, refuse_packed
+from data_prep.documents import CorpusError, Document, Source, check_least
 from data_prep.packing import HEAD
 
 SHARES = {"train": (0, 90), "validation": (90, 95), "test": (95, 100)}

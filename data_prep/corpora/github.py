@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from common.places import Listed, Place
+from data_prep.corpora.encodings import as_utf8, decode
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, is_link, printable
 from data_prep.corpora.left_out import LeftOut
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, TooLarge
-from data_prep.documents import CorpusError, Document, Skipped, Source, as_utf8, decode, split_of
+from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 
 ENDINGS = (
     ".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".clj", ".dart", ".el", ".erl", ".ex", ".exs",

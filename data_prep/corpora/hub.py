@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from data_prep.corpora.encodings import text_of_cell
 from data_prep.corpora.files import split_named
-from data_prep.corpora.streams import text_of_cell
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 

@@ -17,6 +17,7 @@ A packed file is decompressed from its beginning for every part that starts in i
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +28,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from common.places import Listed
+from data_prep.corpora.encodings import decode_utf8
 from data_prep.corpora.files import shards, split_named
 from data_prep.corpora.left_out import LeftOut, skipped_of
-from data_prep.corpora.spans import BOM, Window, line_spans, lines
+from data_prep.corpora.spans import Window, line_spans, lines
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, decompressed, reading
 from data_prep.corpora.wikitext_lines import refuse_lines
-from data_prep.documents import CorpusError, Document, Skipped, Source, decode_utf8, split_of
+from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 
 ENDINGS = tuple(
@@ -290,7 +292,7 @@ def _opened(file: Listed) -> Iterator[Forward]:
     """The bytes of a file, decompressed. Raises CorpusError where it is damaged, or one JSON list."""
     where = file.place.shown
     with reading(where), decompressed(file.place) as stream:
-        _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM), where)
+        _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM_UTF8), where)
         yield stream
 
 

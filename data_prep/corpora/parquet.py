@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.places import Listed, Place
+from data_prep.corpora.encodings import refuse_packed, text_of_cell
 from data_prep.corpora.files import shards, split_named
-from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading, text_of_cell
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading
 from data_prep.corpora.wikitext_lines import refuse_lines
-from data_prep.documents import CorpusError, Document, Skipped, Source, refuse_packed, split_of
+from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 from data_prep.packing import HEAD
 from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 

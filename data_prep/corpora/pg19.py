@@ -19,9 +19,10 @@ from typing import Any, ClassVar, Literal
 
 from common.checks import check_options
 from common.places import Place
+from data_prep.corpora.encodings import read_utf8
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, split_folders
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES
-from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, read_utf8
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.places import Place
+from data_prep.corpora.encodings import decode_utf8, refuse_packed
 from data_prep.corpora.files import check_name, is_hidden
-from data_prep.documents import CorpusError, Document, Source, decode_utf8, refuse_packed, split_of
+from data_prep.documents import CorpusError, Document, Source, split_of
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
 

@@ -10,6 +10,7 @@ data = window.read(offset, size)
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,6 @@ from typing import Any
 import numpy as np
 
 from data_prep.corpora.streams import CHUNK, Forward
-
-BOM = b"\xef\xbb\xbf"
-"""The byte order mark with which some programs begin a file in UTF-8."""
 
 LINES_AT_ONCE = 1 << 17
 """Bytes that are searched for lines at a time: a chunk of nothing but line ends takes some 70 times its size in memory."""
@@ -58,7 +56,7 @@ def lines(stream: Any, keep: int) -> Iterator[Line]:
             else:
                 data = bytearray()
             piece = chunk[start:stop]
-            blank = blank and not (piece.removeprefix(BOM) if offset == start == 0 else piece).strip()
+            blank = blank and not (piece.removeprefix(BOM_UTF8) if offset == start == 0 else piece).strip()
             start = stop
             if newline >= 0:
                 yield Line(offset, size, bytes(data) if size <= keep else None, blank)
@@ -83,7 +81,7 @@ def line_spans(stream: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray
         blanks[0] = blank
         for i in np.flatnonzero(blanks).tolist():
             piece = chunk[starts[i] : ends[i] if i < len(ends) else None]
-            blanks[i] = not (piece.removeprefix(BOM) if position == i == 0 else piece).strip()
+            blanks[i] = not (piece.removeprefix(BOM_UTF8) if position == i == 0 else piece).strip()
         if len(ends):
             offsets = position + starts[:-1]
             offsets[0] = start

@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from common.places import Place
-from data_prep.documents import CorpusError, decode_utf8, refuse_packed
+from data_prep.corpora.encodings import refuse_packed
+from data_prep.documents import CorpusError
 from data_prep.packing import HEAD, READ, PackingError, packing_of, unpacked
 
 MAX_DOCUMENT_BYTES = 512 << 20
@@ -189,8 +190,3 @@ class Joined:
         data = self._rest[:size]
         self._rest = self._rest[size:]
         return data
-
-
-def text_of_cell(cell: str | bytes, where: str) -> str:
-    """The text of a table's cell; bytes are read as UTF-8. Raises CorpusError, with the row, for any other bytes."""
-    return decode_utf8(cell, where) if isinstance(cell, bytes) else cell.removeprefix("\ufeff")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from data_prep.documents import as_utf8, decode
+from data_prep.corpora.encodings import as_utf8, decode
 from data_prep.packing import packing_of
 
 _DECLARED = re.compile(

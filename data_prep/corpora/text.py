@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from data_prep.corpora.encodings import read_utf8
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, split_folders
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES
-from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, read_utf8, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, split_of
 
 ANYWHERE = "**/"
 """At the beginning of a pattern: in any folder, which holds without it too."""

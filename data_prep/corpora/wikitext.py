@@ -16,6 +16,7 @@ part: unpack WikiText-103 first.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,23 +24,16 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from common.places import Place
+from data_prep.corpora.encodings import decode_utf8, text_of_cell
 from data_prep.corpora.files import files_in, is_hidden, place_of, split_named
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.parquet import is_text, open_parquet
-from data_prep.corpora.spans import BOM, Line, lines
-from data_prep.corpora.streams import (
-    MAX_DOCUMENT_BYTES,
-    Forward,
-    Joined,
-    open_seekable,
-    packing_at,
-    reading,
-    text_of_cell,
-)
+from data_prep.corpora.spans import Line, lines
+from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, Joined, open_seekable, packing_at, reading
 from data_prep.corpora.tars import is_safe, open_tar, read_member, tar_members
 from data_prep.corpora.wikitext_lines import line_of
 from data_prep.corpora.zips import zip_archive, zip_members
-from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source, decode_utf8
+from data_prep.documents import CorpusError, Document, Scanned, Skipped, Source
 from data_prep.packing import READ
 
 FILES = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}
@@ -232,7 +226,7 @@ def _title(line: Line) -> str:
     """`Title` of a line ` = Title = `; empty for another line."""
     data = line.data or b""
     if line.offset == 0:
-        data = data.removeprefix(BOM)
+        data = data.removeprefix(BOM_UTF8)
     if not data.startswith(b" = ") or data.startswith(b" = = ") or not data.rstrip(b"\r\n").endswith(b" = "):
         return ""
     return data.decode(errors="replace").strip()[2:-2].strip() if len(data.strip()) > 3 else ""
