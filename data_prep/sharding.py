@@ -23,9 +23,10 @@ from common.places import TEMPORARY, Place, remove_temporary, staged_for
 from data_prep.document_table import write_table
 from data_prep.documents import Corpus, Source
 from data_prep.manifest import Manifest, PartEntry, StoreError
-from data_prep.plan import ScannedDocuments, ScannedGroup, SplitPlan, SplitScan, group_by_bytes, scan_group
+from data_prep.plan import SplitPlan
+from data_prep.scanning import ScannedDocuments, ScannedGroup, SplitScan, scan_group
 from data_prep.segments import PartPlan, PartResult, part_name, write_part
-from data_prep.sources import sizes_of
+from data_prep.sources import group_by_bytes, sizes_of
 from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 
 K = TypeVar("K")

@@ -124,6 +124,19 @@ def sizes_of(sources: Sequence[Source]) -> np.ndarray:
     return np.array([source.bytes for source in sources], np.int64)
 
 
+def group_by_bytes(sizes: np.ndarray, limit: int) -> list[range]:
+    """Consecutive runs of items, each closed as soon as its sizes sum to `limit`."""
+    ends = np.cumsum(sizes)
+    groups = []
+    start = 0
+    while start < len(sizes):
+        filled = ends[start] - sizes[start]
+        stop = min(int(np.searchsorted(ends, filled + limit)) + 1, len(sizes))
+        groups.append(range(start, stop))
+        start = stop
+    return groups
+
+
 def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
     """Read the documents that a scan saw once more, in the order of the scan.
 

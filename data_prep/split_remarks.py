@@ -22,7 +22,7 @@ from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
-from data_prep.plan import SplitScan
+from data_prep.scanning import SplitScan
 from data_prep.sources import reread
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded

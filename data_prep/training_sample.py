@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import xxhash
 
-from data_prep.plan import SplitScan
+from data_prep.scanning import SplitScan
 from data_prep.sources import reread, take
 from data_prep.tokenizers import (
     SentencePieceTokenizer,

@@ -32,7 +32,8 @@ from data_prep.corpora.left_out import count_items
 from data_prep.cutting import cut
 from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_of
 from data_prep.manifest import Manifest, StoreError
-from data_prep.plan import SplitPlan, SplitScan, check_type, plan
+from data_prep.plan import SplitPlan, check_type, plan
+from data_prep.scanning import SplitScan
 from data_prep.sharding import check_own, discard_split, prepare_splits, scan_splits, tidy_split
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore

@@ -24,7 +24,7 @@ from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import CutsByTokens
 from data_prep.documents import Skipped, check_split, sources_of
-from data_prep.plan import SplitScan
+from data_prep.scanning import SplitScan
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of
 from data_prep.tokenizers import Tokenizer, TokenizerTraining, tokenizer_from_spec

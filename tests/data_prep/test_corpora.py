@@ -36,7 +36,7 @@ from data_prep.documents import (
     split_of,
     tally,
 )
-from data_prep.plan import ScannedDocuments, scan_group
+from data_prep.scanning import ScannedDocuments, scan_group
 from data_prep.sources import reread
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError

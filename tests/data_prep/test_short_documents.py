@@ -21,8 +21,9 @@ from data_prep.corpora.streams import Forward
 from data_prep.document_table import SCHEMA, read_table, write_table
 from data_prep.documents import Document, Source
 from data_prep.lanes import EvaluationLanes, TrainingLanes, read_batch
-from data_prep.plan import ScannedDocuments, SplitScan, group_by_bytes, plan, scan_group
-from data_prep.sources import NumberedFile, NumberedSources, names_of, sizes_of, take
+from data_prep.plan import plan
+from data_prep.scanning import ScannedDocuments, SplitScan, scan_group
+from data_prep.sources import NumberedFile, NumberedSources, group_by_bytes, names_of, sizes_of, take
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer
 from data_prep.verification import verify_split
