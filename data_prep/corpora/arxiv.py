@@ -90,7 +90,7 @@ class Arxiv:
                 if skipped:
                     yield skipped
                     continue
-                kind, offset, size, name = source.place.split("\t", 3)
+                kind, offset, size, name = source.place
                 place = root / name if name else root
                 limit = self.max_document_bytes
                 if kind == "folder":
@@ -103,7 +103,7 @@ class Arxiv:
                         opened = place
                         file = stack.enter_context(open_seekable(place))
                     assert file is not None
-                    text_of = partial(unpack, slice_of(file, int(offset), int(size)), source.id, limit)
+                    text_of = partial(unpack, slice_of(file, offset, size), source.id, limit)
                 yield from self._document(source, text_of)
 
     def _document(self, source: Source, text_of: Callable[[], tuple[str, LeftOut]]) -> Iterator[Document | Skipped]:
@@ -221,7 +221,7 @@ def _folder(name: str, files: list[Listed]) -> Source:
     id = canonical(name)
     size = sum(file.bytes for file in files if is_tex(file.name))
     size = size or sum(file.bytes for file in files if may_be_tex(file.name))
-    return Source(id, name, split_of(id), size, f"folder\t0\t{size}\t{name}")
+    return Source(id, name, split_of(id), size, ("folder", 0, size, name))
 
 
 def canonical(id: str) -> str:
@@ -291,9 +291,7 @@ def _bulk(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], se
             split = split_of(id)
             reason = _reason(member, base)
             if reason is None:
-                papers.append(
-                    Source(id, id, split, member.size, f"tar\t{member.offset_data}\t{member.size}\t{file.name}")
-                )
+                papers.append(Source(id, id, split, member.size, ("tar", member.offset_data, member.size, file.name)))
             else:
                 left_out[split].add(reason)
     for split in SPLITS:
@@ -321,7 +319,7 @@ def _single(file: Listed, wanted: dict[str, str] | None) -> tuple[list[Source], 
     id = canonical(FILE.sub("", file.place.name))
     if wanted is not None and id not in wanted:
         return [], set()
-    return [Source(id, id, split_of(id), file.bytes, f"file\t0\t{file.bytes}\t{file.name}")], {id}
+    return [Source(id, id, split_of(id), file.bytes, ("file", 0, file.bytes, file.name))], {id}
 
 
 def _missing(ids: list[str]) -> list[Source]:

@@ -66,7 +66,7 @@ class Enwik8:
         cuts = [start + (stop - start) * i // pieces for i in range(pieces + 1)]
         names = [split] if pieces == 1 else [f"{split}/{i}" for i in range(pieces)]
         return [
-            Source(name, f"{self.name} {name}", split, after - before, f"{before} {after}")
+            Source(name, f"{self.name} {name}", split, after - before, (before, after))
             for name, (before, after) in zip(names, pairwise(cuts), strict=True)
             if pieces == 1 or after > before
         ]
@@ -75,7 +75,7 @@ class Enwik8:
         """Yield each piece as a document of bytes."""
         with self._open() as stream:
             for source in sources:
-                start, stop = map(int, source.place.split())
+                start, stop = source.place
                 stream.seek(start)
                 data = stream.read(stop - start)
                 if len(data) < stop - start:

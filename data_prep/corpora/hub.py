@@ -61,15 +61,15 @@ class Hub:
                 for number, text in enumerate(self._texts(rows, start, start + ROWS), start):
                     id = f"{name}:{number}"
                     if named or split_of(id) == split:
-                        found.append(Source(id, id, split, len(str(text)), f"{name}\t{number}"))
+                        found.append(Source(id, id, split, len(str(text)), (name, number)))
         return found
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield each row's text as a document."""
         splits = self._load() if sources else {}
         for source in sources:
-            name, _, number = source.place.rpartition("\t")
-            texts = self._texts(splits[name], int(number), int(number) + 1) if name in splits else []
+            name, number = source.place
+            texts = self._texts(splits[name], number, number + 1) if name in splits else []
             if not texts:
                 raise CorpusError(f"data set {self.source} has fewer rows than before: give a --revision that stays")
             text = texts.pop()

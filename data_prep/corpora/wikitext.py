@@ -77,7 +77,7 @@ class WikiText:
                 if size > self.max_document_bytes:
                     left_out.add("too large")
                 else:
-                    articles.append(Source(f"{split}/{number}", title, split, size, f"{offset} {size} {count}"))
+                    articles.append(Source(f"{split}/{number}", title, split, size, (offset, size, count)))
         articles += left_out.sources(members[0], split)
         if not articles:
             raise CorpusError(f"{where} holds no line ' = Title = ': it is not a file of WikiText")
@@ -95,7 +95,7 @@ class WikiText:
                 if skipped:
                     yield skipped
                     continue
-                offset, size, _ = map(int, source.place.split())
+                offset, size, _ = source.place
                 stream.seek(offset)
                 data = stream.read(size)
                 if len(data) < size:
@@ -104,7 +104,7 @@ class WikiText:
 
     def remarks(self, split: str, documents: Sequence[Scanned]) -> list[str]:
         """The split's tokens as the release counts them."""
-        count = sum(document.words + int(document.place.split()[2]) for document in documents)
+        count = sum(document.words + document.place[2] for document in documents)
         known = PUBLISHED.get((split, count))
         published = f", the published count of {known}" if known else ""
         return [f"{count:,} tokens, counted as words and line ends{published}"]
