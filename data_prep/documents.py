@@ -201,12 +201,12 @@ def split_of(name: str) -> str:
     return "validation" if share < 93 else "test"
 
 
-def scan(document: Document, place: Any = "") -> Scanned | Skipped:
-    """Size, words and digest of a document; Skipped where it holds nothing but whitespace."""
+def scan(document: Document) -> Scanned | Skipped:
+    """Size, words and digest of a document, without its place; Skipped where it holds nothing but whitespace."""
     size, words, checksum = tally(document.text, document.targets)
     if not words:
         return Skipped(document.id, "empty")
-    return Scanned(document.id, document.title, size, words, checksum, place)
+    return Scanned(document.id, document.title, size, words, checksum)
 
 
 PIECE = 1 << 18

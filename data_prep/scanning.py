@@ -46,7 +46,7 @@ class ScannedGroup:
     raw: bool
     """Whether some texts are bytes, which are never decoded."""
 
-    def checksums(self, run: slice = slice(None)) -> list[str]:
+    def checksums(self, run: slice) -> list[str]:
         """The xxh3-64 of some documents, in hexadecimal digits."""
         digits = self.xxh3[run].astype(">u8").tobytes().hex()
         return [digits[start : start + 16] for start in range(0, len(digits), 16)]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from data_prep.documents import SPLITS, Corpus, Document, Scanned, Skipped, scan
+from data_prep.documents import SPLITS, Corpus, Document, Scanned, Skipped
+from data_prep.scanning import ScannedDocuments, scan_group
 
 
 def tar(members: Mapping[str, bytes | tarfile.TarInfo], format: int = tarfile.GNU_FORMAT) -> bytes:
@@ -64,9 +65,8 @@ def read_all(corpus: Corpus) -> tuple[dict[str, str | bytes], dict[str, int]]:
 
 def scan_all(corpus: Corpus, split: str) -> list[Scanned]:
     """The documents of a split as the scan sees them; empty ones are none."""
-    places = {source.id: source.place for source in corpus.sources(split)}
-    items = [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
-    return [found for item in items if isinstance(found := scan(item, places[item.id]), Scanned)]
+    sources = corpus.sources(split)
+    return list(ScannedDocuments(sources, scan_group(corpus, sources)))
 
 
 def put(folder: Path, files: Mapping[str, bytes | str]) -> Path:

@@ -333,9 +333,9 @@ def test_scan() -> None:
     for text in (" \n\t\u2003", "", b"", b" \n"):
         assert scan(Document("a", "A", text)) == Skipped("a", "empty")
     text = "two wörds"
-    scanned = scan(Document("a", "A", text), "member 3")
-    assert scanned == Scanned("a", "A", 10, 2, xxhash.xxh3_64_intdigest(text.encode()), "member 3")
-    assert scan(Document("a", "A", "two wörds".encode()), "member 3") == scanned
+    scanned = scan(Document("a", "A", text))
+    assert scanned == Scanned("a", "A", 10, 2, xxhash.xxh3_64_intdigest(text.encode()))
+    assert scan(Document("a", "A", "two wörds".encode())) == scanned
     undecodable = scan(Document("a", "A", b"\xff \xfe\t\n"))
     assert isinstance(undecodable, Scanned) and (undecodable.bytes, undecodable.words) == (5, 2)
 
