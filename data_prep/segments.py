@@ -12,7 +12,7 @@ and say nothing: they are left out, and ids stand back to back. That is how a sp
 
 Documents pass through one at a time, short ones in groups, and a record batch is written as soon as it is full: a part costs
 memory for one record batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits
-it (sharding.py).
+it (committing.py).
 """
 
 from __future__ import annotations

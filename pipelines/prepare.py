@@ -27,6 +27,7 @@ from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place, remove_temporary
 from data_prep import split_remarks
+from data_prep.committing import check_own, discard_split, tidy_split
 from data_prep.corpora import CORPORA
 from data_prep.corpora.left_out import count_items
 from data_prep.cutting import cut
@@ -34,7 +35,7 @@ from data_prep.documents import SPLITS, Labelled, Remarks, check_split, sources_
 from data_prep.manifest import Manifest, StoreError
 from data_prep.plan import SplitPlan, check_type, plan
 from data_prep.scanning import SplitScan
-from data_prep.sharding import check_own, discard_split, prepare_splits, scan_splits, tidy_split
+from data_prep.sharding import prepare_splits, scan_splits
 from data_prep.sources import sizes_of
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import segments, sharding
+from data_prep import committing, segments
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
@@ -112,7 +112,7 @@ def test_a_damaged_ledger_or_part_of_an_unfinished_store_is_made_anew(
     prepare(whole)
     made = make_config(splits=("train",))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sharding, "_finish", dies)
+        patch.setattr(committing, "finish_split", dies)
         prepare(made)
     unfinished = tmp_path / "unfinished"
     shutil.copytree(made.folder, unfinished)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.places import Place
-from data_prep import segments, sharding
+from data_prep import committing, segments
 from data_prep.corpora import CORPORA, spans
 from data_prep.corpora.spans import Window, line_spans, lines
 from data_prep.corpora.streams import Forward
@@ -131,7 +131,7 @@ def test_a_killed_preparation_of_short_documents_resumes(make_lines, tmp_path: P
     monkeypatch.setattr(segments, "BATCH_BYTES", 10_000)  # several record batches to a part
     whole, killed = make_lines(store=str(tmp_path / "whole")), make_lines()
     prepare(whole)
-    commit, done = sharding.commit_part, []
+    commit, done = committing.commit_part, []
 
     def twice(*arguments: object) -> None:
         if len(done) == 2:
@@ -140,7 +140,7 @@ def test_a_killed_preparation_of_short_documents_resumes(make_lines, tmp_path: P
         commit(*arguments)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sharding, "commit_part", twice)
+        patch.setattr(committing, "commit_part", twice)
         prepare(killed)
     assert len(list((killed.folder / "train" / "ledger").iterdir())) == 2
     prepare(killed)
@@ -148,14 +148,14 @@ def test_a_killed_preparation_of_short_documents_resumes(make_lines, tmp_path: P
 
 
 def test_a_table_that_does_not_fit_ids_back_to_back(make_lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = sharding.write_table
+    write = committing.write_table
 
     def longer(folder, groups):
         return write(
             folder, ({**group, "tokens": group["tokens"] + (np.arange(len(group["tokens"])) == 5)} for group in groups)
         )
 
-    monkeypatch.setattr(sharding, "write_table", longer)
+    monkeypatch.setattr(committing, "write_table", longer)
     made = make_lines(part_bytes=1 << 20)
     tokens = prepare(made)["train"].totals.tokens
     faults = verify_split(made.place / "train", lambda _: None)

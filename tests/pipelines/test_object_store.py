@@ -18,10 +18,11 @@ import pytest
 
 from common import places
 from common.places import Place
-from data_prep import sharding
+from data_prep import committing
 from data_prep import store as stores
 from data_prep.corpora import CORPORA
 from data_prep.manifest import MissingSplit, StoreError
+from data_prep.plan import SplitPlan
 from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import load_tokenizer
@@ -46,12 +47,12 @@ def objects(uri: str) -> dict[str, bytes]:
 
 KILLED = """
 import os, signal, sys
-from data_prep import sharding
+from data_prep import committing
 from pipelines.prepare import main
 def killed(*arguments):
     commit(*arguments)
     os.kill(os.getpid(), signal.SIGKILL)
-commit, sharding.commit_part = sharding.commit_part, killed
+commit, committing.commit_part = committing.commit_part, killed
 main(sys.argv[1:])
 """
 
@@ -209,7 +210,7 @@ def test_a_curve_that_a_bucket_with_checkpoints_lacks_stays(
         assert [path.name for path in run.folder.iterdir()] == ["metrics.jsonl"] * checkpoints
 
 
-@pytest.mark.parametrize("moment", ["_clear", "commit_part", "write_table", "_manifest", "tidy_split"])
+@pytest.mark.parametrize("moment", ["clear_split", "commit_part", "write_table", "_manifest", "tidy_split"])
 def test_two_machines_prepare_the_same_in_a_bucket_at_once(
     bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, moment: str,
@@ -217,19 +218,19 @@ def test_two_machines_prepare_the_same_in_a_bucket_at_once(
     """The second one begins and ends while the first one is at a moment: no lock of this machine keeps it out."""
     monkeypatch.setattr("pipelines.prepare.file_lock", lambda *_: nullcontext())
     made = make_config(store=bucket("store"), splits=("train", "validation"))
-    function, calls = getattr(sharding, moment), []
+    function, calls = getattr(committing, moment), []
 
     def meanwhile(*arguments: Any, **options: Any) -> Any:
         calls.append(moment)
         second = len(calls) == 2
-        if second and moment != "_clear":
+        if second and moment != "clear_split":
             prepare(made)
         result = function(*arguments, **options)
-        if second and moment == "_clear":  # the other one meets what this one has done
+        if second and moment == "clear_split":  # the other one meets what this one has done
             prepare(made)
         return result
 
-    monkeypatch.setattr(sharding, moment, meanwhile)
+    monkeypatch.setattr(committing, moment, meanwhile)
     prepare(made)
     assert len(calls) >= 2
     monkeypatch.undo()
@@ -260,12 +261,14 @@ def test_two_machines_that_prepare_different_things_make_no_mixture(
     bucket: Callable[[str], str], make_config: Callable[..., PrepareConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make_config(store=bucket("store"), splits=("train",))
-    function = sharding.commit_part
+    function = committing.commit_part
 
-    def replaced(folder: Place, index: int, staged: Place, result: PartResult) -> None:
-        function(folder, index, staged, dataclasses.replace(result, fingerprint="of another plan") if index else result)
+    def replaced(folder: Place, plan: SplitPlan, index: int, staged: Place, result: PartResult) -> None:
+        if index:
+            result = dataclasses.replace(result, fingerprint="of another plan")
+        function(folder, plan, index, staged, result)
 
-    monkeypatch.setattr(sharding, "commit_part", replaced)
+    monkeypatch.setattr(committing, "commit_part", replaced)
     with pytest.raises(StoreError, match="another machine prepares something else in s3://books/"):
         prepare(made)
 

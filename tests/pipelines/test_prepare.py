@@ -17,7 +17,7 @@ import pytest
 
 from common.errors import UserError
 from common.places import Place
-from data_prep import sharding
+from data_prep import committing
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
@@ -109,16 +109,16 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 KILLED = """
 import os, signal, sys, time
-from data_prep import sharding
+from data_prep import committing
 from pipelines.prepare import main
-commit, count = sharding.commit_part, 0
+commit, count = committing.commit_part, 0
 def counted(*arguments):
     global count
     commit(*arguments)
     count += 1
     if count == int(sys.argv[1]):
         os.kill(os.getpid(), signal.SIGKILL)
-sharding.commit_part = counted
+committing.commit_part = counted
 main(sys.argv[2:])
 """
 
@@ -172,7 +172,7 @@ def test_stale_parts_of_another_plan_are_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sharding, "write_table", dies)  # every part committed, no manifest
+        patch.setattr(committing, "write_table", dies)  # every part committed, no manifest
         prepare(make_config(segment_length=32))
     prepare(make_config())
     whole = make_config(store=str(tmp_path / "whole"))
@@ -523,5 +523,5 @@ def test_an_interrupted_removal_leaves_no_split_that_looks_finished(
         (tmp_path / "train" / name).write_bytes(b"x")
     monkeypatch.setattr(Place, "delete", killed)
     with pytest.raises(KeyboardInterrupt):
-        sharding.discard_split(Place.parse(tmp_path / "train"))
+        committing.discard_split(Place.parse(tmp_path / "train"))
     assert not (tmp_path / "train" / "manifest.json").exists()
