@@ -18,8 +18,8 @@ import pyarrow as pa
 import xxhash
 
 from common.places import Place
-from data_prep.manifest import REMEDY, ChecksummedSink, DocumentEntry, StoreError, TableEntry
-from data_prep.segments import arrow_array
+from data_prep.arrow_files import ChecksummedSink, arrow_array
+from data_prep.manifest import REMEDY, DocumentEntry, StoreError, TableEntry
 
 NAME = "documents.arrow"
 

@@ -9,14 +9,11 @@ Fingerprints are xxh3-128 digests of canonical JSON, chained: corpus content, to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import xxhash
 
 from common.errors import UserError
 from common.files import parse_json, seal, unseal
@@ -186,38 +183,3 @@ class Manifest:
         content["table"] = TableEntry(**content["table"])
         content["parts"] = tuple(PartEntry.from_dict(part) for part in content["parts"])
         return Manifest(**content)
-
-
-class ChecksummedSink:
-    """A file for Arrow's writers that passes bytes on to a stream and computes their checksums.
-
-    Attributes:
-        position: bytes written.
-        whole: checksum of all bytes.
-        frame: checksum of the first `header` bytes and of all bytes written outside of sections.
-    """
-
-    closed = False
-
-    def __init__(self, stream: pa.NativeFile, header: int = 0) -> None:
-        self._stream = stream
-        self._header = header
-        self.position = 0
-        self.whole = xxhash.xxh3_64()
-        self.frame = xxhash.xxh3_64()
-        self._section = self.frame
-
-    @contextmanager
-    def section(self) -> Iterator[xxhash.xxh3_64]:
-        """The checksum of the bytes that are written in this block."""
-        self._section = xxhash.xxh3_64()
-        yield self._section
-        self._section = self.frame
-
-    def write(self, data: pa.Buffer | bytes) -> None:
-        (self.frame if self.position < self._header else self._section).update(data)
-        self.whole.update(data)
-        self._stream.write(data)
-        self.position += len(memoryview(data))
-
-    def close(self) -> None: ...

@@ -27,8 +27,9 @@ import pyarrow as pa
 from common.choices import IGNORED
 from common.files import seal, unseal
 from common.places import Place
+from data_prep.arrow_files import ChecksummedSink, arrow_array
 from data_prep.documents import SHORT_TEXT, Corpus, Document, Source, naming
-from data_prep.manifest import ChecksummedSink, PartEntry, RecordBatchEntry
+from data_prep.manifest import PartEntry, RecordBatchEntry
 from data_prep.sources import reread
 from data_prep.tokenizers import (
     BatchTokenizer,
@@ -196,11 +197,6 @@ def _places(lengths_N: np.ndarray, segment_length: int, start: int) -> slice | n
     slots_N = -(-lengths_N // segment_length) * segment_length
     shift_N = np.cumsum(slots_N) - slots_N - (np.cumsum(lengths_N) - lengths_N)
     return start + np.arange(int(lengths_N.sum())) + np.repeat(shift_N, lengths_N)
-
-
-def arrow_array(values: np.ndarray) -> pa.Array:
-    """The same memory as an Arrow array. `pa.array` would import pandas in every worker, to check for its types."""
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def write_part(

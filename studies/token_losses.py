@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from common.files import digest, parse_json, write_atomically
 from common.places import Place
-from data_prep.segments import arrow_array
+from data_prep.arrow_files import arrow_array
 from data_prep.store import SegmentStore
 
 if TYPE_CHECKING:  # torch: seconds

@@ -36,7 +36,7 @@ from common.errors import UserError
 from common.files import digest
 from common.lock import LOCK
 from common.places import Place, staged_for
-from data_prep.segments import arrow_array
+from data_prep.arrow_files import arrow_array
 from data_prep.sources import group_by_bytes
 from data_prep.store import SegmentStore
 from recur_models import RecurrentModel
