@@ -20,8 +20,8 @@ from typing import Any
 from common.places import TEMPORARY, Place, remove_temporary, staged_for
 from data_prep.document_table import write_table
 from data_prep.manifest import Manifest, PartEntry, StoreError
+from data_prep.parts import PartPlan, PartResult, part_name
 from data_prep.plan import SplitPlan
-from data_prep.segments import PartPlan, PartResult, part_name
 from data_prep.tokenizers import TokenizerError
 
 OWN_NAME = re.compile(r"ledger|part-\d{5,}\.arrow|documents\.arrow|manifest\.json")

@@ -17,8 +17,9 @@ import xxhash
 from common.files import digest
 from data_prep.documents import Labelled
 from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
+from data_prep.parts import PartPlan, PartResult
 from data_prep.scanning import SplitScan
-from data_prep.segments import PartPlan, PartResult, rows_of
+from data_prep.segments import rows_of
 from data_prep.sources import group_by_bytes
 from data_prep.tokenizers import Tokenizer, TokenizerError, bod_id, token_dtype
 

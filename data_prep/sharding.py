@@ -18,9 +18,9 @@ from common.places import Place
 from data_prep import committing
 from data_prep.documents import Corpus, Source
 from data_prep.manifest import Manifest
+from data_prep.parts import PartPlan, PartResult, write_part
 from data_prep.plan import SplitPlan
 from data_prep.scanning import ScannedDocuments, ScannedGroup, SplitScan, scan_group
-from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.sources import group_by_bytes, sizes_of
 from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
-from data_prep import lanes, segments
+from data_prep import lanes, parts
 from data_prep.documents import CorpusError, Document
 from data_prep.tokenizers import (
     GPT2Tokenizer,
@@ -138,7 +138,7 @@ def _gpt2_file(theirs: RustTokenizer, cache: list[HuggingFaceTokenizer] = []) ->
 def test_a_batch_with_blanks_on_which_tiktoken_gives_up(folder: Path) -> None:
     ours = _cached(folder)
     texts = ["a b", " " * 1_100_000 + "x", "c"]
-    encoded = segments._encode_all([Document("", "", text) for text in texts], 5, ours)
+    encoded = parts._encode_all([Document("", "", text) for text in texts], 5, ours)
     first, blanks, last = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])
     assert np.array_equal(first, ours.encode("a b")) and np.array_equal(last, ours.encode("c"))
     assert ours.decode(blanks) == texts[1]
@@ -147,7 +147,7 @@ def test_a_batch_with_blanks_on_which_tiktoken_gives_up(folder: Path) -> None:
 def test_a_document_of_a_batch_that_cannot_be_encoded_is_named(folder: Path) -> None:
     documents = [Document(id, "", text) for id, text in (("first", "a"), ("second", "\ud800"), ("third", "b"))]
     with pytest.raises(CorpusError, match=r"document 'second': tokenizer .* cannot encode the text .*surrogates"):
-        segments._encode_all(documents, 0, _cached(folder))
+        parts._encode_all(documents, 0, _cached(folder))
 
 
 @pytest.mark.parametrize("blank", [" ", "\n\u3000\x85\t"])

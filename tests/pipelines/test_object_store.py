@@ -22,8 +22,8 @@ from data_prep import committing
 from data_prep import store as stores
 from data_prep.corpora import CORPORA
 from data_prep.manifest import MissingSplit, StoreError
+from data_prep.parts import PartPlan, PartResult, write_part
 from data_prep.plan import SplitPlan
-from data_prep.segments import PartPlan, PartResult, write_part
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import load_tokenizer
 from data_prep.verification import verify_split
