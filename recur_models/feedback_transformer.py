@@ -38,7 +38,8 @@ from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, joined, split_heads
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import distance_and_unseen, kept_parts
+from recur_models.stepping import kept_parts
+from recur_models.window import distance_and_unseen
 
 
 class Shared(NamedTuple):

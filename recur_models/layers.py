@@ -221,26 +221,27 @@ class PositionBias(nn.Module):
         far = far * (cls.BUCKETS - exact)
         return torch.where(distance < exact, distance, (exact + far.long()).clamp(max=cls.BUCKETS - 1))
 
-    def forward(self, distance_WZ: Tensor) -> Tensor:
-        """Bias [H, W, Z] for query-to-key distances, which grow by one from row to row and fall by one from column to column.
+    def forward(self, bucket_WZ: Tensor) -> Tensor:
+        """The bias of each query and key [H, W, Z]. ``bucket_WZ``: int64, the buckets of their distances.
 
-        The caller masks distances below zero.
+        Distances must grow by one from row to row and fall by one from column to column, so that a diagonal has one bucket. The
+        caller masks those below zero.
         """
-        if distance_WZ.is_cuda:
-            return self.by_diagonals(distance_WZ)
-        return self.table_HN[:, self.bucket(distance_WZ)]
+        if bucket_WZ.is_cuda:
+            return self.by_diagonals(bucket_WZ)
+        return self.table_HN[:, bucket_WZ]
 
-    def by_diagonals(self, distance_WZ: Tensor) -> Tensor:
+    def by_diagonals(self, bucket_WZ: Tensor) -> Tensor:
         """The same bias. Its backward pass first sums along each diagonal, instead of adding W · Z gradients to 32 numbers.
 
         A GPU adds those one by one, which took half of a training step (results/speed).
         """
-        rows = distance_WZ.shape[0]
-        distance_D = torch.cat([distance_WZ[:, 0].flip(0), distance_WZ[0, 1:]])
-        bias_HD = self.table_HN[:, self.bucket(distance_D)]
+        rows = bucket_WZ.shape[0]
+        bucket_D = torch.cat([bucket_WZ[:, 0].flip(0), bucket_WZ[0, 1:]])
+        bias_HD = self.table_HN[:, bucket_D]
         # Rows of D + 1, read as rows of D, each begin one diagonal later than the row before.
         repeated_HWP = F.pad(bias_HD, (0, 1))[:, None].expand(-1, rows, -1)
-        shifted_HWD = repeated_HWP.flatten(1)[:, : rows * len(distance_D)].unflatten(1, (rows, -1))
+        shifted_HWD = repeated_HWP.flatten(1)[:, : rows * len(bucket_D)].unflatten(1, (rows, -1))
         return shifted_HWD[..., rows - 1 :]
 
 

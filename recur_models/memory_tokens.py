@@ -25,6 +25,7 @@ n some tokens · m keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +48,7 @@ from recur_models.protocol import (
 )
 from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
-from recur_models.vanilla import VanillaLayer
+from recur_models.vanilla import VanillaLayer, buckets_within
 
 
 @dataclass(frozen=True)
@@ -136,9 +137,12 @@ class MemoryLayer(nn.Module):
             return {}
         return {"states": upcast(self.tokens.project.scale_H).new_zeros(lanes, *self.association.shape)}
 
-    def forward(self, x_BND: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read one block with its memory tokens. Returns the residual stream [B, N, D], and the layer's next State."""
-        x_BND = self.tokens(self.add_memory(x_BND, state), unseen_NN)
+    def forward(self, x_BND: Tensor, bucket_NN: Tensor, unseen_NN: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read one block with its memory tokens. Returns the residual stream [B, N, D], and the layer's next State.
+
+        ``bucket_NN``, ``unseen_NN``: as in `VanillaLayer.forward`.
+        """
+        x_BND = self.tokens(self.add_memory(x_BND, state), bucket_NN, unseen_NN)
         memory_BSD = x_BND[:, -self.memory_tokens :].contiguous()  # otherwise rounding depends on memory addresses
         return x_BND, self.write_memory(memory_BSD, state)
 
@@ -160,7 +164,8 @@ class MemoryLayer(nn.Module):
         parts = [*before, (tokens.k, tokens.v)]
         index_m = torch.arange(sum(keys.shape[2] for keys, _ in parts), device=x_BSD.device)
         distance_Sm = index_m[-x_BSD.shape[1] :, None] - index_m
-        bias_HSm = self.tokens.position_bias(distance_Sm) * self.tokens.project.scale_H.abs()[:, None, None]
+        bias_HSm = self.tokens.position_bias(PositionBias.bucket(distance_Sm))
+        bias_HSm = bias_HSm * self.tokens.project.scale_H.abs()[:, None, None]
         heads_BHSE = attend_parts(tokens.q_self, parts, bias_HSm)
         return self.tokens.combine(x_BSD, heads_BHSE), {"keys": tokens.k, "values": tokens.v}
 
@@ -204,37 +209,44 @@ class MemoryTokensModel(TiedModel):
     ) -> tuple[Tensor, State]:
         """Reads block by block, because a block's tokens read what the block before has written."""
         x_BTD = self.embed(tokens_BT)
-        x_BTD, after = self.read_blocks(self.read_block, x_BTD, state, fresh_BK)
+        bucket_NN, later_NN = buckets_within(
+            self.config.read_tokens + self.block + self.config.memory_tokens, x_BTD.device
+        )
+        read = partial(self.read_block, bucket_NN=bucket_NN, unseen_NN=later_NN & ~self.same_copy(x_BTD.device))
+        x_BTD, after = self.read_blocks(read, x_BTD, state, fresh_BK)
         return self.head(x_BTD, targets_BT), {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
 
-    def read_block(self, x_BWD: Tensor, state: State, fresh_B1: Tensor) -> tuple[Tensor, State]:
-        """One block through all layers. Returns its tokens' outputs [B, W, D], and the next State."""
+    def read_block(
+        self, x_BWD: Tensor, state: State, fresh_B1: Tensor, bucket_NN: Tensor, unseen_NN: Tensor
+    ) -> tuple[Tensor, State]:
+        """One block through all layers. Returns its tokens' outputs [B, W, D], and the next State.
+
+        ``bucket_NN``, ``unseen_NN``: as in `VanillaLayer.forward`.
+        """
         R = self.config.read_tokens
         memory_BSD = self.initial_memory(len(x_BWD)).to(x_BWD.dtype)
         if self.passes_tokens:
             memory_BSD = reset(state["states"].to(x_BWD.dtype), memory_BSD, fresh_B1)
         x_BND = torch.cat([memory_BSD[:, :R], x_BWD, memory_BSD], 1)
-        unseen_NN = self.unseen(x_BWD.device)
         layers = []
         for i, layer in enumerate(self.layers):
             note(i, x_BND[:, R : R + self.block])
             before = layer_state(i, state)
             before = {name: reset(tensor, tensor.new_zeros(()), fresh_B1) for name, tensor in before.items()}
-            x_BND, changed = self.recomputed("layer", layer)(x_BND, unseen_NN, before)
+            x_BND, changed = self.recomputed("layer", layer)(x_BND, bucket_NN, unseen_NN, before)
             layers.append(changed)
         after = join_layers(layers)
         if self.passes_tokens:
             after["states"] = self.carried(memory_BSD, self.final_norm(x_BND[:, R + self.block :]))
         return x_BND[:, R : R + self.block], after
 
-    def unseen(self, device: torch.device) -> Tensor:
-        """Which keys a token does not see, bool [N, N]: all later ones, except those of its own copy of the memory."""
+    def same_copy(self, device: torch.device) -> Tensor:
+        """Whether two tokens are of the same copy of the memory, so that both see each other: bool [N, N]."""
         R = self.config.read_tokens
         W = self.block
         index_N = torch.arange(R + W + self.config.memory_tokens, device=device)
-        part_N = (index_N >= R).long() + (index_N >= R + W).long()
-        same_copy_NN = (part_N[:, None] == part_N) & (part_N != 1)
-        return (index_N[:, None] < index_N) & ~same_copy_NN
+        part_N = (index_N >= R).long() + (index_N >= R + W).long()  # 0: the first copy, 1: the block, 2: the last copy
+        return (part_N[:, None] == part_N) & (part_N != 1)
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
         """The memory tokens, and the parameters of the associations."""

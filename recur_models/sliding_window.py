@@ -43,9 +43,16 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.stepping import append, attend_parts, distance_and_unseen, logit_bias
+from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
-from recur_models.window import Window, window_bias, windowed_attention, with_previous
+from recur_models.window import (
+    Window,
+    buckets_of_block,
+    distance_and_unseen,
+    window_bias,
+    windowed_attention,
+    with_previous,
+)
 
 
 @dataclass(frozen=True)
@@ -187,9 +194,9 @@ class TokenLayer(nn.Module):
         """The keys and values of no previous block: zeros."""
         return empty_cache(self.config, lanes, self.project.scale_H)
 
-    def window(self) -> Window:
-        """Bias and dropout of the window's attention, the same for every block."""
-        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, self.config.window)
+    def window(self, bucket_WZ: Tensor, unseen_WZ: Tensor) -> Window:
+        """Bias and dropout of the window's attention, the same for every block. Arguments: those of `window_bias`."""
+        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, bucket_WZ, unseen_WZ)
         heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
         return Window(bias_HWZ, dropout_mask(heads_HWZ, self.rates.weights) if self.training else None)
 
@@ -312,7 +319,8 @@ class WindowedTransformer(TiedModel):
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         x_BTD = self.embed(tokens_BT)
-        stack = partial(self.stack, windows=[layer.tokens.window() for layer in self.layers])
+        bucket_WZ, unseen_WZ = buckets_of_block(self.block, x_BTD.device)
+        stack = partial(self.stack, windows=[layer.tokens.window(bucket_WZ, unseen_WZ) for layer in self.layers])
         if self.sharing_layer is not None or self.recompute == "block":
             x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK)
         else:

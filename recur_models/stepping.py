@@ -29,16 +29,6 @@ def logit_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_BnZ: 
     return bias_HBnZ.masked_fill(unseen_BnZ, MASKED).transpose(0, 1)
 
 
-def distance_and_unseen(place_Bn: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
-    """The distance from each token back to each key, int64 [B, n, Z], and whether the token does not see it, bool [B, n, Z].
-
-    A token sees the ``span`` tokens before it. ``place_Bn``: int64, the tokens' places in their block. ``keys``: Z; the first one
-    stands ``span`` tokens before the block.
-    """
-    distance_BnZ = place_Bn[..., None] + span - torch.arange(keys, device=place_Bn.device)
-    return distance_BnZ, (distance_BnZ < 1) | (distance_BnZ > span)
-
-
 def attend_parts(
     q_BHnE: Tensor, parts: Sequence[tuple[Tensor, Tensor]], bias_BHnZ: Tensor, blind_BHn1: Tensor | None = None
 ) -> Tensor:

@@ -22,7 +22,8 @@ from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen,
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import distance_and_unseen, kept_parts, put_pair
+from recur_models.stepping import kept_parts, put_pair
+from recur_models.window import distance_and_unseen
 
 
 @dataclass(frozen=True)

@@ -53,21 +53,30 @@ class VanillaLayer(TokenLayer):
     def __init__(self, config: StackConfig):
         super().__init__(config, cross=False)
 
-    def forward(self, x_BKWD: Tensor, unseen_WW: Tensor | None = None) -> Tensor:
-        """Attention within each block [B, K, W, D], or within a sequence [B, W, D], then the MLP. ``unseen_WW``: which tokens a
-        token does not see, bool; by default those after it. A later token that is seen has the bias of distance 0.
+    def forward(self, x_BKWD: Tensor, bucket_WW: Tensor, unseen_WW: Tensor) -> Tensor:
+        """Attention within each block [B, K, W, D], or within a sequence [B, W, D], then the MLP.
+
+        ``bucket_WW``: int64, from `buckets_within`. ``unseen_WW``: bool, the tokens that a token does not see. A later token that
+        is seen has the bias of distance 0.
         """
         tokens = self.project(x_BKWD)
-        index = torch.arange(x_BKWD.shape[-2], device=x_BKWD.device)
-        distance_WW = index[:, None] - index[None, :]
-        bias_HWW = self.position_bias(distance_WW) * self.project.scale_H.abs()[:, None, None]
-        bias_HWW = bias_HWW.masked_fill(distance_WW < 0 if unseen_WW is None else unseen_WW, MASKED)
+        bias_HWW = self.position_bias(bucket_WW) * self.project.scale_H.abs()[:, None, None]
+        bias_HWW = bias_HWW.masked_fill(unseen_WW, MASKED)
         logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
         weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
         kept_HWW = dropout_mask(bias_HWW, self.rates.weights) if self.training else None
         if kept_HWW is not None:
             weights = weights * kept_HWW.to(weights.dtype)
         return self.combine(x_BKWD, weights @ tokens.v)
+
+
+def buckets_within(tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For each two tokens of a sequence: the bucket of the distance from the first back to the second, int64 [W, W], and whether
+    the second comes later, bool [W, W]. All layers share them.
+    """
+    index_W = torch.arange(tokens, device=device)
+    distance_WW = index_W[:, None] - index_W
+    return PositionBias.bucket(distance_WW), distance_WW < 0
 
 
 class VanillaTransformer(TiedModel):
@@ -104,9 +113,10 @@ class VanillaTransformer(TiedModel):
 
     def stack(self, x_BKWD: Tensor) -> Tensor:
         """All layers over some blocks."""
+        bucket_WW, unseen_WW = buckets_within(self.block, x_BKWD.device)
         for i, layer in enumerate(self.layers):
             note(i, x_BKWD)
-            x_BKWD = self.recomputed("layer", layer)(x_BKWD)
+            x_BKWD = self.recomputed("layer", layer)(x_BKWD, bucket_WW, unseen_WW)
         return x_BKWD
 
     def incremental_decoder(self) -> IncrementalDecoder:

@@ -39,16 +39,34 @@ def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detache
     return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
 
 
-def window_bias(position_bias: PositionBias | None, scale_H: Tensor, window: int) -> Tensor:
-    """bias · |scale| for query i and key j of a block (0 without a bias), MASKED outside offsets −W … −1: [H, W, 2W]."""
-    index = torch.arange(2 * window, device=scale_H.device)
-    distance_WZ = index[:window, None] + window - index[None, :]
-    visible_WZ = (distance_WZ >= 1) & (distance_WZ <= window)
+def distance_and_unseen(place_n: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:
+    """The distance from each token back to each key, int64 [..., n, Z], and whether the token does not see it, bool [..., n, Z].
+
+    A token sees the ``span`` tokens before it. ``place_n``: int64, the tokens' places in their block. ``keys``: Z; the first one
+    stands ``span`` tokens before the block.
+    """
+    distance_nZ = place_n[..., None] + span - torch.arange(keys, device=place_n.device)
+    return distance_nZ, (distance_nZ < 1) | (distance_nZ > span)
+
+
+def buckets_of_block(window: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For a block's queries, and its own and its previous keys: the buckets of their distances, int64 [W, 2W], and the keys that
+    a query does not see, bool [W, 2W]. All layers share them.
+    """
+    distance_WZ, unseen_WZ = distance_and_unseen(torch.arange(window, device=device), window, 2 * window)
+    return PositionBias.bucket(distance_WZ), unseen_WZ
+
+
+def window_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_WZ: Tensor, unseen_WZ: Tensor) -> Tensor:
+    """bias · |scale| for each query and key of a block (0 without a bias), MASKED at unseen keys: [H or 1, W, 2W].
+
+    ``bucket_WZ``, ``unseen_WZ``: from `buckets_of_block`.
+    """
     if position_bias is None:
-        bias_HWZ = scale_H.new_zeros(1, *distance_WZ.shape)
+        bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)
     else:
-        bias_HWZ = position_bias(distance_WZ) * scale_H.abs()[:, None, None]
-    return bias_HWZ.masked_fill(~visible_WZ, MASKED)
+        bias_HWZ = position_bias(bucket_WZ) * scale_H.abs()[:, None, None]
+    return bias_HWZ.masked_fill(unseen_WZ, MASKED)
 
 
 def windowed_attention(

@@ -10,8 +10,15 @@ from recur_models.layers import PositionBias, Projector, linear, merge_heads, pr
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
 from recur_models.sliding_window import SlideConfig, empty_cache, last_block
-from recur_models.stepping import append, attend_parts, distance_and_unseen, logit_bias
-from recur_models.window import Window, window_bias, windowed_attention, with_previous
+from recur_models.stepping import append, attend_parts, logit_bias
+from recur_models.window import (
+    Window,
+    buckets_of_block,
+    distance_and_unseen,
+    window_bias,
+    windowed_attention,
+    with_previous,
+)
 
 
 class WindowMixer(Mixer):
@@ -32,8 +39,9 @@ class WindowMixer(Mixer):
         tokens = self.project(x_BTD.unflatten(1, (fresh_BK.shape[1], -1)))
         k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
-        window = Window(window_bias(self.position_bias, self.project.scale_H, self.config.window), None)
-        heads_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window)
+        bucket_WZ, unseen_WZ = buckets_of_block(self.config.window, x_BTD.device)
+        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, bucket_WZ, unseen_WZ)
+        heads_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, Window(bias_HWZ, None))
         after = {name: tensor.to(state[name].dtype) for name, tensor in last_block(tokens).items()}
         return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), after
 

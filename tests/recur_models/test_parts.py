@@ -91,7 +91,7 @@ def test_the_bias_by_diagonals_is_the_bias_of_each_pair(rows: int, columns: int,
     weight_HWZ = torch.randn(3, rows, columns, dtype=torch.float64)
     found = []
     for way in (bias.forward, bias.by_diagonals):
-        bias_HWZ = way(distance_WZ)
+        bias_HWZ = way(bias.bucket(distance_WZ))
         found.append((bias_HWZ, torch.autograd.grad((bias_HWZ * weight_HWZ).sum(), bias.table_HN)[0]))
     assert torch.equal(found[0][0], found[1][0])
     torch.testing.assert_close(found[0][1], found[1][1])
