@@ -261,17 +261,28 @@ def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
 
 
-def rotate(x_BHnE: Tensor, position_Bn: Tensor, base: float) -> Tensor:
-    """Rotate each pair of a head's dimensions, one from each half, by the position times the pair's speed (Su et al. 2021).
+class Rotation(NamedTuple):
+    """Cosine and sine of the angle by which each pair of a head's dimensions turns at each token: [B, 1, n, E / 2]."""
 
-    ``position_Bn``: positions of the tokens, of any number type.
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(position_Bn: Tensor, head_dim: int, base: float, like: Tensor) -> Rotation:
+    """Rotary positions: pair e turns by the position times base^(−2e/E) (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
+
+    ``position_Bn``: positions of the tokens, of any number type. ``like`` gives the dtype, but at least float32, and the device.
     """
-    size = x_BHnE.shape[-1]
-    dtype = torch.promote_types(x_BHnE.dtype, torch.float32)
-    speed = 1 / base ** (torch.arange(0, size, 2, dtype=dtype, device=x_BHnE.device) / size)
-    angle_B1ne = (position_Bn[..., None] * speed)[:, None]
-    cos = angle_B1ne.cos().to(x_BHnE.dtype)
-    sin = angle_B1ne.sin().to(x_BHnE.dtype)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    speed_e = 1 / base ** (torch.arange(0, head_dim, 2, dtype=dtype, device=like.device) / head_dim)
+    angle_B1ne = (position_Bn[..., None] * speed_e)[:, None]
+    return Rotation(angle_B1ne.cos(), angle_B1ne.sin())
+
+
+def rotate(x_BHnE: Tensor, by: Rotation) -> Tensor:
+    """Rotate each pair of a head's dimensions, one from each half: queries or keys [B, H, n, E]."""
+    cos = by.cos.to(x_BHnE.dtype)
+    sin = by.sin.to(x_BHnE.dtype)
     one, other = x_BHnE.chunk(2, -1)
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
 

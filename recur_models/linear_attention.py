@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, rotate, upcast
+from recur_models.layers import RMSNorm, Rotation, linear, rotate, rotation, upcast
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -110,9 +110,9 @@ def tokens_read(x_BTD: Tensor, valid_BT: Tensor | None) -> Tensor:
     return torch.arange(1, x_BTD.shape[1] + 1, device=x_BTD.device).expand(len(x_BTD), -1)
 
 
-def turned(x_BTHE: Tensor, position_BT: Tensor) -> Tensor:
-    """Queries or keys, turned by their positions."""
-    return rotate(x_BTHE.transpose(1, 2), position_BT, ROTARY_BASE).transpose(1, 2)
+def turned(x_BTHE: Tensor, by: Rotation) -> Tensor:
+    """Queries or keys [B, T, H, E], turned by their positions."""
+    return rotate(x_BTHE.transpose(1, 2), by).transpose(1, 2)
 
 
 class Retention(RecurrentMixer):
@@ -140,12 +140,16 @@ class Retention(RecurrentMixer):
         count_BT = tokens_read(x_BTD, valid_BT) if sizes.rotary else None
         if count_BT is not None:
             # Positions count from the segment's first token: distances alone matter.
-            q, k = (turned(upcast(x), count_BT - 1) for x in (q, k))
+            q = upcast(q)
+            turns = rotation(count_BT - 1, sizes.key_dim, ROTARY_BASE, q)
+            q = turned(q, turns)
+            k = turned(upcast(k), turns)
         o_BTHV, states = decayed_attention(
             q, k, v, log_decay_BTH, state["states"], chunk=sizes.chunk, fresh_BK=fresh_BK
         )
         if count_BT is not None:
-            states = rotate(states.transpose(-1, -2), -count_BT[:, -1:], ROTARY_BASE).transpose(-1, -2)
+            turns_back = rotation(-count_BT[:, -1:], sizes.key_dim, ROTARY_BASE, states)
+            states = rotate(states.transpose(-1, -2), turns_back).transpose(-1, -2)
         y = self.head_norm(o_BTHV).to(x_BTD.dtype).flatten(-2) * nn.functional.silu(gate)
         return self.out(y), {"states": states}
 

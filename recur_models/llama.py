@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import rms_norm, rotate, split_heads
+from recur_models.layers import rms_norm, rotate, rotation, split_heads
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -197,7 +197,8 @@ class LlamaLayer(DecoderLayer):
         x_BnD = self.input_layernorm(x_BnD)
         q = split_heads(self.self_attn["q_proj"](x_BnD), self.heads)
         k, v = (split_heads(self.self_attn[name](x_BnD), self.kv_heads) for name in ("k_proj", "v_proj"))
-        return rotate(q, position_Bn, self.base), rotate(k, position_Bn, self.base), v
+        turns = rotation(position_Bn, self.head_dim, self.base, q)
+        return rotate(q, turns), rotate(k, turns), v
 
     def output(self, heads_BnC: Tensor) -> Tensor:
         return self.self_attn["o_proj"](heads_BnC)
