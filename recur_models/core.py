@@ -242,11 +242,16 @@ class Distances(NamedTuple):
         moved = wide_HnP.flatten(-2)[..., first : first + n * stride]
         return moved.unflatten(-1, (n, stride))[..., :keys]
 
-    def at(self, q_BHnE: Tensor, distance_Bnm: Tensor) -> Tensor:
-        """q·e at given distances: [B, H, n, m]; a distance that is not seen gets the value of another one."""
-        column_Bnm = self.span - 1 - (distance_Bnm - self.nearest)
-        index = column_Bnm.clamp(0, self.span - 1)[:, None].expand(-1, q_BHnE.shape[1], -1, -1)
-        return torch.gather(q_BHnE @ self.table_EP, -1, index)
+    def columns(self, distance_Bnm: Tensor) -> Tensor:
+        """The table's columns of given distances, int64 [B, n, m]; for one that is not seen, the column of another. All layers
+        share them.
+        """
+        return (self.span - 1 - (distance_Bnm - self.nearest)).clamp(0, self.span - 1)
+
+    def at(self, q_BHnE: Tensor, column_Bnm: Tensor) -> Tensor:
+        """q·e at given `columns` of the table: [B, H, n, m]."""
+        index_BHnm = column_Bnm[:, None].expand(-1, q_BHnE.shape[1], -1, -1)
+        return torch.gather(q_BHnE @ self.table_EP, -1, index_BHnm)
 
 
 class CoreModel(RecurrentModel):

@@ -253,10 +253,11 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         missing_B1m = slot_m < (config.span - state["states_count"])[:, None, None]
         distance_Bnm, unseen_Bnm = distance_and_unseen(places.of_tokens_Bn, config.span, len(slot_m))
         distances = Distances(model.distances_EP, itself=False)
+        column_Bnm = distances.columns(distance_Bnm)
         shared = model.shared(missing=True)
         for n, x_B1D in enumerate(x_BnD.split(1, 1)):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
-            distance_logits = partial(distances.at, distance_Bnm=distance_Bnm[:, n : n + 1])
+            distance_logits = partial(distances.at, column_Bnm=column_Bnm[:, n : n + 1])
             seen = Seen(unseen_Bnm[:, None, n : n + 1], missing_B1m)
             parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_logits, shared)

@@ -284,6 +284,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(N * C, device=x_BnD.device)
         distance_Bnm = places.of_tokens_Bn[..., None] + (N - 1) * C - slot_m
+        column_Bnm = distances.columns(distance_Bnm)
         missing_B1m = slot_m // C < (N - 1 - state["states_count"])[:, None, None]
         for i in range(config.passes):
             # At pass i, the i oldest chunks have left the step.
@@ -293,7 +294,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
                 q, k, v = layer.project(x_BnD)
                 put_pair(places, after, f"{i}.{j}", k, v)
                 parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in kept_parts(after, f"{i}.{j}")]
-                x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, distance_Bnm), seen))
+                x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, column_Bnm), seen))
             if i == 0:
                 after["first"] = places.write(after["first"], x_BnD)
         return model.head(x_BnD, None), after

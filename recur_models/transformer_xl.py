@@ -179,12 +179,13 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         missing_B1m = slot_m < (config.span - state["count"])[:, None, None]
         seen = Seen(unseen_Bnm[:, None], missing_B1m)
         distances = Distances(model.distances_EP, itself=False)
+        column_Bnm = distances.columns(distance_Bnm)
         for i, layer in enumerate(model.stack):
             note(i, x_BnD)
             after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)
             put_pair(places, after, f"{i}", k, v)
-            heads_BHnE = layer.attend(q, kept_parts(after, f"{i}"), distances.at(q, distance_Bnm), seen)
+            heads_BHnE = layer.attend(q, kept_parts(after, f"{i}"), distances.at(q, column_Bnm), seen)
             x_BnD = layer.finish(x_BnD, heads_BHnE)
         return model.head(x_BnD, None), after
 

@@ -140,7 +140,8 @@ def test_distances_moved_row_by_row_are_those_that_are_looked_up(itself: bool, q
     distances = Distances(torch.randn(6, 13), itself)
     q = torch.randn(2, 3, queries, 6)
     unseen = distances.unseen(queries, keys, q.device)
-    looked_up = distances.at(q, distances.between(queries, keys, q.device).expand(2, -1, -1))
+    column = distances.columns(distances.between(queries, keys, q.device))
+    looked_up = distances.at(q, column.expand(2, -1, -1))
     moved = distances.of(q, keys)
     torch.testing.assert_close(moved.masked_fill(unseen, 0.0), looked_up.masked_fill(unseen, 0.0))
     for a in range(queries):
