@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.layers import MASKED, is_plain, joined, linear_part, merge_heads, split_heads
+from recur_models.layers import MASKED, is_plain, joined, linear_part, merge_heads, shift_rows, split_heads
 from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
@@ -228,9 +228,8 @@ class Distances(NamedTuple):
     def of(self, q_HnE: Tensor, keys: int) -> Tensor:
         """q·e[distance] for this many keys, of which the last are the queries' own: [..., H, n, m].
 
-        q·e is computed for all distances, and each row is then shifted by one against the next (Dai et al. 2019, arXiv 1901.02860,
-        Appendix B), so that no table of n × m embeddings is made. A key that is not seen gets the value of another distance. The
-        first query must have no key further before it than the span.
+        q·e is computed for all distances, and rows are then shifted, so that no table of n × m embeddings is made. A key that is
+        not seen gets the value of another distance. The first query must have no key further before it than the span.
         """
         n = q_HnE.shape[-2]
         first = self.span - 1 - (keys - n - self.nearest)  # column of the first query's distance to the first key
@@ -238,9 +237,7 @@ class Distances(NamedTuple):
         first = min(first, n)
         product_HnP = q_HnE @ table_EP
         wide_HnP = F.pad(product_HnP, (0, max(keys + 1 - product_HnP.shape[-1], 0)))
-        stride = wide_HnP.shape[-1] - 1
-        moved = wide_HnP.flatten(-2)[..., first : first + n * stride]
-        return moved.unflatten(-1, (n, stride))[..., :keys]
+        return shift_rows(wide_HnP, first, keys)
 
     def columns(self, distance_Bnm: Tensor) -> Tensor:
         """The table's columns of given distances, int64 [B, n, m]; for one that is not seen, the column of another. All layers

@@ -202,6 +202,17 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
     return x_HnE * factor_Hn1.to(x_HnE.dtype)
 
 
+def shift_rows(x_nP: Tensor, first: int, keys: int) -> Tensor:
+    """Each row r of x from column ``first`` − r on: [..., n, keys], each row moved by one against the next.
+
+    No index is made: rows of P numbers are read as rows of P − 1 (Dai et al. 2019, arXiv 1901.02860, Appendix B). ``first`` is at
+    most n, and P more than ``keys``. Where ``first`` − r is negative, a row begins with numbers of the row above it.
+    """
+    rows, columns = x_nP.shape[-2:]
+    moved = x_nP.flatten(-2)[..., first : first + rows * (columns - 1)]
+    return moved.unflatten(-1, (rows, columns - 1))[..., :keys]
+
+
 class PositionBias(nn.Module):
     """T5's relative position bias, unidirectional: 32 buckets up to distance 128, one table per layer."""
 
@@ -236,13 +247,10 @@ class PositionBias(nn.Module):
 
         A GPU adds those one by one, which took half of a training step (results/speed).
         """
-        rows = bucket_WZ.shape[0]
-        bucket_D = torch.cat([bucket_WZ[:, 0].flip(0), bucket_WZ[0, 1:]])
-        bias_HD = self.table_HN[:, bucket_D]
-        # Rows of D + 1, read as rows of D, each begin one diagonal later than the row before.
-        repeated_HWP = F.pad(bias_HD, (0, 1))[:, None].expand(-1, rows, -1)
-        shifted_HWD = repeated_HWP.flatten(1)[:, : rows * len(bucket_D)].unflatten(1, (rows, -1))
-        return shifted_HWD[..., rows - 1 :]
+        rows, keys = bucket_WZ.shape
+        bucket_P = torch.cat([bucket_WZ[:, 0].flip(0), bucket_WZ[0, 1:]])  # of each diagonal, from the bottom left
+        bias_HP = self.table_HN[:, bucket_P]
+        return shift_rows(F.pad(bias_HP, (0, 1))[:, None].expand(-1, rows, -1), rows - 1, keys)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
