@@ -22,7 +22,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.layers import MASKED, is_plain, joined, linear_part, merge_heads, shift_rows, split_heads
+from recur_models.layers import (
+    MASKED,
+    is_plain,
+    joined,
+    linear_part,
+    merge_heads,
+    shift_rows,
+    split_heads,
+    weighted_values,
+)
 from recur_models.losses import untied_output
 from recur_models.protocol import ModelConfig, RecurrentModel, check_sizes
 
@@ -74,7 +83,7 @@ class CoreConfig(ModelConfig):
 
 
 Parts = Sequence[tuple[Tensor, Tensor]]
-"""One or two pairs of keys and values [..., H, m, E]; the second one's tokens follow the first one's."""
+"""Pairs of keys and values [..., H, m, E], in the order of their tokens."""
 
 
 Context = list[tuple[Tensor, Tensor]]
@@ -146,27 +155,33 @@ class CoreLayer(nn.Module):
         seen: Seen,
         zero_key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """softmax(q·k + q·e)·v over any leading dimensions, 0 where a query sees nothing. ``distance_Hnm``: q·e[distance].
-        ``zero_key_value``: that of the layer that makes the keys, if it is known already."""
+        """softmax(q·k + q·e)·v over any leading dimensions [..., H, n, E] (section 3.1).
+
+        Under "masked", a key of another document is not seen, and a query that sees nothing gets 0. Under "zeros", a zero vector
+        stands in place of each token of another document: its key is k₀, and its value v₀.
+
+        Args:
+            q_HnE: queries, divided by √E.
+            parts: keys and values.
+            distance_Hnm: q·e[distance].
+            seen: which keys the queries see.
+            zero_key_value: k₀ and v₀ of the layer that makes the keys, if they are known already.
+        """
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
-        crossing = None if seen.crossing_Bnm is None else seen.crossing_Bnm.unsqueeze(-3)
         unseen = seen.unseen_nm
-        v0 = None
-        if crossing is not None and self.config.absent == "masked":
+        if seen.crossing_Bnm is None:
+            return weighted_values(self.weights(masked_softmax(logits + distance_Hnm, unseen)), parts)
+        crossing = seen.crossing_Bnm.unsqueeze(-3)
+        if self.config.absent == "masked":
             unseen = crossing if unseen is None else unseen | crossing
-        elif crossing is not None:  # a zero vector stands in place of each token of another document
-            k0, v0 = zero_key_value or self.zero_key_value()
-            logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
-        logits = logits + distance_Hnm
-        weights = torch.softmax(logits if unseen is None else logits.masked_fill(unseen, MASKED), dim=-1)
-        if crossing is not None and v0 is None and unseen is not None:
+            weights = masked_softmax(logits + distance_Hnm, unseen)
             weights = weights.masked_fill(unseen.all(-1, keepdim=True), 0.0)
-        weights = self.weights(weights)
-        own = weights if v0 is None else weights.masked_fill(crossing, 0.0)
-        columns = own.split([k.shape[-2] for k, _ in parts], dim=-1)
-        each = [part @ v for part, (_, v) in zip(columns, parts, strict=True)]
-        heads = each[0] if len(each) == 1 else each[0] + each[1]
-        return heads if v0 is None else heads + (weights * crossing).sum(-1, keepdim=True) * v0
+            return weighted_values(self.weights(weights), parts)
+        k0, v0 = zero_key_value or self.zero_key_value()
+        logits = torch.where(crossing, q_HnE @ k0.transpose(-1, -2), logits)
+        weights = self.weights(masked_softmax(logits + distance_Hnm, unseen))
+        heads = weighted_values(weights.masked_fill(crossing, 0.0), parts)
+        return heads + (weights * crossing).sum(-1, keepdim=True) * v0
 
     def finish(self, x_nD: Tensor, heads_HnE: Tensor) -> Tensor:
         """Attention's output into the residual stream, then the feed-forward's; over any leading dimensions."""
@@ -197,6 +212,11 @@ class CoreLayer(nn.Module):
         seen = Seen(unseen_nm, crossing_Bnm)
         heads_HnE = self.attend(q, [(k, v)], distances.of(q, k.shape[-2]), seen)
         return self.finish(x_nD, heads_HnE.transpose(1, 2).flatten(2, 3) if window else heads_HnE)
+
+
+def masked_softmax(logits_nm: Tensor, unseen_nm: Tensor | None) -> Tensor:
+    """softmax over the keys, without those that a query does not see (bool); None if it sees all: [..., n, m]."""
+    return torch.softmax(logits_nm if unseen_nm is None else logits_nm.masked_fill(unseen_nm, MASKED), dim=-1)
 
 
 class Distances(NamedTuple):

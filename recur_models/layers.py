@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -267,6 +268,13 @@ def merge_heads(*parts: Tensor) -> Tensor:
 def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Pairs of keys and values [..., m, E] as one pair, in the order of their tokens."""
     return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)
+
+
+def weighted_values(weights_nm: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """weights · v for the values of ``pairs`` of keys and values, as of `joined` ones, without joining them: [..., n, E]."""
+    columns = weights_nm.split([k.shape[-2] for k, _ in pairs], dim=-1)
+    sums = [part @ v for part, (_, v) in zip(columns, pairs, strict=True)]
+    return sum(sums[1:], start=sums[0])
 
 
 class Rotation(NamedTuple):

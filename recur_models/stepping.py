@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recur_models.layers import MASKED, PositionBias, Projections
+from recur_models.layers import MASKED, PositionBias, Projections, weighted_values
 from recur_models.protocol import Places, State
 
 
@@ -36,13 +36,12 @@ def attend_parts(
 
     ``blind_BHn1``: bool, True for tokens that see nothing: the authors' phantom logit of −1000 takes all their weight.
     """
-    logits = [q_BHnE @ keys.to(q_BHnE.dtype).transpose(-1, -2) for keys, _ in parts]
+    parts = [(k.to(q_BHnE.dtype), v.to(q_BHnE.dtype)) for k, v in parts]
+    logits = [q_BHnE @ k.transpose(-1, -2) for k, _ in parts]
     weights_BHnZ = torch.softmax(torch.cat(logits, dim=-1) + bias_BHnZ.to(q_BHnE.dtype), dim=-1)
     if blind_BHn1 is not None:
         weights_BHnZ = weights_BHnZ.masked_fill(blind_BHn1, 0.0)
-    weights = weights_BHnZ.to(q_BHnE.dtype).split([keys.shape[-2] for keys, _ in parts], dim=-1)
-    sums = [weight @ values.to(q_BHnE.dtype) for weight, (_, values) in zip(weights, parts, strict=True)]
-    return sum(sums[1:], start=sums[0])
+    return weighted_values(weights_BHnZ.to(q_BHnE.dtype), parts)
 
 
 def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:
