@@ -3,7 +3,11 @@
     C_t = f_t C_{t−1} + i_t k_t v_tᵀ,   n_t = f_t n_{t−1} + i_t k_t,   h_t = C_tᵀ q_t / max(|n_t·q_t|, 1)
 
 with f = sigmoid(f̃) and i = exp(ĩ). C and n are divided by exp(m_t), m_t = max(log f_t + m_{t−1}, ĩ_t), so that nothing overflows.
-The normaliser n is stored as the last column of C. Letters: see mixer.py.
+The normaliser n is stored as the last column of C.
+
+Within a chunk, b is the cumulative log forget gate. Token j's writing has the exponent b_i − b_j + ĩ_j at token i, and what the
+state before the chunk held has b_i + m; m_i is the larger of the two, over all j ≤ i. A loop over chunks finds the m before each,
+another one carries C, and all else is parallel. Letters: see mixer.py.
 """
 
 from __future__ import annotations
@@ -68,17 +72,12 @@ def matrix_memory(
     v = nn.functional.pad(v, (0, 1), value=1.0)
     input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
     sum_BHNC, rest_BHNC = cumulative(log_forget)  # b
-    # Token j's writing has the weight exp(b_i − b_j + ĩ_j) at token i of its chunk.
-    highest_BHNC = sum_BHNC + (input_BHNC - sum_BHNC).cummax(-1).values
-    scale = initial_scale.to(q.dtype)
-    scales = []
-    for fresh_B, sum_BH, highest_BH in zip(
-        fresh_BN.unbind(1), sum_BHNC[..., -1].unbind(2), highest_BHNC[..., -1].unbind(2), strict=True
-    ):
-        scales.append(reset(scale, scale.new_zeros(()), fresh_B))
-        scale = torch.maximum(scales[-1] + sum_BH, highest_BH)
-    carried_BHNC = sum_BHNC + torch.stack(scales, 2)[..., None]
-    scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)
+    highest_BHNC = sum_BHNC + (input_BHNC - sum_BHNC).cummax(-1).values  # the largest b_i − b_j + ĩ_j
+    before_BHN, scale = scales_before_chunks(
+        sum_BHNC[..., -1], highest_BHNC[..., -1], initial_scale.to(q.dtype), fresh_BN
+    )
+    carried_BHNC = sum_BHNC + before_BHN[..., None]
+    scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)  # m
     log_weights = log_decay_between(sum_BHNC, rest_BHNC)
     weights = log_weights.add_(input_BHNC[..., None, :] - scale_BHNC[..., :, None]).exp_()
     to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - scale_BHNC[..., -1:])).exp()[..., None]
@@ -89,6 +88,24 @@ def matrix_memory(
     h, normaliser = (within + (q * from_start) @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
     floor = (-scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
     return chunks.join(h * (torch.maximum(normaliser.abs(), floor) + 1e-6).reciprocal()), state, scale
+
+
+def scales_before_chunks(
+    sum_BHN: Tensor, highest_BHN: Tensor, scale_BH: Tensor, fresh_BN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The stabiliser m before each chunk [B, H, N], 0 where a document begins, and after the last one [B, H].
+
+    Args:
+        sum_BHN: log forget gates of each chunk, summed.
+        highest_BHN: the largest exponent of the chunk's own writings at its last token.
+        scale_BH: m before the first chunk.
+        fresh_BN: bool, whether a document begins with the chunk.
+    """
+    before = []
+    for fresh_B, sum_BH, highest_BH in zip(fresh_BN.unbind(1), sum_BHN.unbind(2), highest_BHN.unbind(2), strict=True):
+        before.append(reset(scale_BH, scale_BH.new_zeros(()), fresh_B))
+        scale_BH = torch.maximum(before[-1] + sum_BH, highest_BH)
+    return torch.stack(before, 2), scale_BH
 
 
 class MatrixLSTM(RecurrentMixer):
