@@ -8,7 +8,9 @@ Within a chunk, o = exp(b) Q S + (Q Kᵀ ⊙ exp(b_i − b_j)) V, where b is the
 the work is linear in the length. In retention (Sun et al. 2023, arXiv 2307.08621), head h decays by 1 − 2^(−5−h), and queries and
 keys may turn with their positions, so that their products know the distance.
 
-Letters: see mixer.py.
+Heads may share queries and keys in groups. The values of a group's heads then stand side by side, so that one product serves all.
+
+Letters: see mixer.py; G groups · R heads of a group.
 """
 
 from __future__ import annotations
@@ -63,23 +65,29 @@ def decayed_attention(
     from_start, chunk_decay = decay_of_state(sum_BHNC, chunks.fresh(fresh_BK, q))
     to_end = log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
     between = log_decay_between(sum_BHNC, rest_BHNC).exp_()  # the share of token j's writing that is left at token i
-    scores = (q @ k.transpose(-1, -2))[:, :, None] * between.unflatten(1, (G, -1))
-    added = k.transpose(-1, -2) @ by_group(v * to_end, G).flatten(-2)
-    added = added.unflatten(-1, (-1, v.shape[-1]))
-    before, state = states_before_chunks(added, by_group(chunk_decay, G), by_group(initial_state, G))
-    read = (q @ before.flatten(-2)).unflatten(-1, (-1, v.shape[-1])) * by_group(from_start, G)
-    outputs = read + by_group(scores.flatten(1, 2) @ v, G)
-    return chunks.join(by_head(outputs)), by_head(state)
+    scores_BGRNCC = (q @ k.transpose(-1, -2))[:, :, None] * between.unflatten(1, (G, -1))
+    within_BGNCRV = by_group(scores_BGRNCC.flatten(1, 2) @ v, G)
+    added_BGNERV = product_by_group(k.transpose(-1, -2), by_group(v * to_end, G))
+    before_BGNERV, state_BGERV = states_before_chunks(
+        added_BGNERV, by_group(chunk_decay, G), by_group(initial_state, G)
+    )
+    read_BGNCRV = product_by_group(q, before_BGNERV) * by_group(from_start, G)
+    return chunks.join(by_head(read_BGNCRV + within_BGNCRV)), by_head(state_BGERV)
 
 
-def by_group(x_BHE: Tensor, groups: int) -> Tensor:
-    """[B, H, …, E] → [B, G, …, H/G, E]: the heads of a group side by side."""
-    return x_BHE.unflatten(1, (groups, -1)).movedim(2, -2)
+def by_group(x_BHV: Tensor, groups: int) -> Tensor:
+    """[B, H, …, V] → [B, G, …, R, V]: the heads of a group side by side."""
+    return x_BHV.unflatten(1, (groups, -1)).movedim(2, -2)
 
 
-def by_head(x_BGE: Tensor) -> Tensor:
-    """`by_group` undone."""
-    return x_BGE.movedim(-2, 2).flatten(1, 2)
+def by_head(x_BGRV: Tensor) -> Tensor:
+    """`by_group` undone: [B, G, …, R, V] → [B, H, …, V]."""
+    return x_BGRV.movedim(-2, 2).flatten(1, 2)
+
+
+def product_by_group(matrix_BGNnm: Tensor, x_BGNmRV: Tensor) -> Tensor:
+    """One product of a group's matrices with the vectors of all its heads: [B, G, N, n, R, V]."""
+    return (matrix_BGNnm @ x_BGNmRV.flatten(-2)).unflatten(-1, (-1, x_BGNmRV.shape[-1]))
 
 
 def states_before_chunks(added_BHNE: Tensor, decay_BHN1: Tensor, initial_state: Tensor) -> tuple[Tensor, Tensor]:
