@@ -350,7 +350,14 @@ def begin_segment(
         raise ValueError(
             f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give a bool for each"
         )
-    state = model.initial_state(lanes) if state is None else state
+    if state is None:
+        return model.initial_state(lanes), fresh_BK
+    check_state(model, state, lanes)
+    return state, fresh_BK
+
+
+def check_state(model: RecurrentModel, state: State, lanes: int) -> None:
+    """Raises ValueError unless ``state`` has the names and shapes of the model's State of so many lanes."""
     expected = model.initial_state(0)
     if state.keys() != expected.keys():
         odd = sorted(state.keys() ^ expected.keys())[0]
@@ -362,4 +369,3 @@ def begin_segment(
                 f"State {name!r} has shape {tuple(tensor.shape)}, but this model needs {needed} "
                 f"for {lanes} lanes; start from model.initial_state({lanes})"
             )
-    return state, fresh_BK
