@@ -110,6 +110,7 @@ def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tens
 
 
 def _chunks(hidden_ND: Tensor, vocab_size: int, least: int = 1) -> list[slice]:
+    """The tokens of each chunk: as many as CHUNK_ELEMENTS logits are of, but not fewer than ``least``."""
     tokens = len(hidden_ND)
     held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(least, held // vocab_size)
@@ -117,6 +118,7 @@ def _chunks(hidden_ND: Tensor, vocab_size: int, least: int = 1) -> list[slice]:
 
 
 def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    """A chunk's logits [C, V] in float32, in a tensor of their own that may be overwritten."""
     logits_CV = (hidden_CD @ weight_VD.T).float()
     return logits_CV if bias_V is None else logits_CV.add_(bias_V)
 
@@ -153,6 +155,12 @@ def _logit_gradients(
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Autograd function of `chunked_cross_entropy`, with logits z and a target y per token.
+
+    Forward: nats = log Σ_v exp z_v − z_y. Of the logits, only that logarithm (``normalizer_N``) is kept. Backward: the gradient of
+    z is g · (softmax(z) − onehot(y)), made of the logits anew; those of hidden state, weight and bias follow from it.
+    """
+
     @staticmethod
     def forward(
         ctx: FunctionCtx, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_V: Tensor | None
