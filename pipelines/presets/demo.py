@@ -8,15 +8,18 @@ from typing import Any
 from pipelines.config.run import CheckpointConfig, DataConfig, OptimConfig, ScheduleConfig, TrainConfig
 from recur_models import (
     ARMTConfig,
+    CachedStaircaseConfig,
     GPT2Config,
     GPT2RecConfig,
     LlamaConfig,
     LlamaRecConfig,
+    LSTMConfig,
     MemorizingConfig,
     MixersConfig,
     RecConfig,
     RMTConfig,
     SlideConfig,
+    StaircaseConfig,
     VanillaConfig,
     XLConfig,
 )
@@ -103,6 +106,14 @@ MEMORY_TOKENS = {
     "armt": ARMTConfig(layers=6, memory_tokens=16, memory_dim=12, unit_keys=True, **SMALL_SIZE | {"mlp_dim": 1136}),
 }
 
+CORE_SIZE: dict[str, Any] = {"layers": 6, "d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1280, "dropout": 0.0}
+# Models that track a state over many tokens, with as many parameters. A step of a staircase holds two or three chunks of 64.
+TRACKERS = {
+    "staircase": StaircaseConfig(**CORE_SIZE, chunk=64, passes=2),
+    "cached-staircase": CachedStaircaseConfig(**CORE_SIZE, chunk=64, passes=1, chunks=3),
+    "lstm": LSTMConfig(layers=2, d_model=584, window=128, dropout=0.0),
+}
+
 DEMO_PRESETS = {
     "demo-rec": DEMO,
     "demo-slide": replace(DEMO, model=STUDY_SLIDE),
@@ -116,6 +127,7 @@ DEMO_PRESETS = {
     "small-memorizing": replace(SMALL, model=MemorizingConfig(layers=7, memory=8192, top_k=32, **SMALL_SIZE)),
     **{f"small-{name}": replace(SMALL, model=mixer) for name, mixer in MIXERS.items()},
     **{f"small-{name}": replace(SMALL, model=model) for name, model in MEMORY_TOKENS.items()},
+    **{f"small-{name}": replace(SMALL, model=model) for name, model in TRACKERS.items()},
     "small-gpt2-rec": SMALL_GPT2,
     "small-gpt2": replace(SMALL_GPT2, model=GPT2Config(**DECODER_SIZE)),
     "small-llama-rec": replace(SMALL_GPT2, model=LlamaRecConfig(kv_heads=2, **DECODER_SIZE)),
@@ -132,6 +144,7 @@ DEMO_GROUPS = {
         "small-rwkv7": "RWKV-7's time mixing in every layer",
         "small-delta*": "the gated delta rule in every layer, or with windows in every third (-window)",
         "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
+        "small-*staircase*": "staircases, which read each token several times, or keep what they have read (-cached-)",
         "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",
         "small-llama*": "the same with a Llama",
     },
