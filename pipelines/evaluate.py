@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place, remove_temporary
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
@@ -43,6 +42,7 @@ from pipelines.inference.targets import (
     suffix_of,
     tracking_of,
 )
+from pipelines.inference.trained import weights_damaged
 from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_table, seeds_of, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.index import refresh_index
@@ -109,9 +109,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
     with pass_progress(title, scoring.reading.tokens) as update:
         scores = dict(zip(state_modes, scoring.scores(workers, lambda tokens: update(advance=tokens)), strict=True))
     if not all(math.isfinite(score.nats) for score in scores.values()):
-        raise UserError(
-            f"{target.name}: its loss on {store.folder} is not a number, so its weights are damaged: name another checkpoint"
-        )
+        raise weights_damaged(f"{target.name}: its loss on {store.folder} is not a number")
     read_otherwise = {**target.changed, **dict.fromkeys(target.differences, True)}
     return Evaluation(
         name=target.name,

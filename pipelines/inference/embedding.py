@@ -39,6 +39,7 @@ from common.places import Place, staged_for
 from data_prep.arrow_files import arrow_array
 from data_prep.sources import group_by_bytes
 from data_prep.store import SegmentStore
+from pipelines.inference.trained import weights_damaged
 from recur_models import RecurrentModel
 from recur_models.losses import hidden_states
 
@@ -227,9 +228,7 @@ class Embeddings:
         document_m = np.repeat(np.array(documents, dtype=np.int32), list(map(len, offsets)))
         wide = np.concatenate(values)
         if not np.isfinite(wide).all():
-            raise UserError(
-                "the model's embeddings are not numbers, so its weights are damaged: name another checkpoint"
-            )
+            raise weights_damaged("the model's embeddings are not numbers")
         value = wide.astype(self.dtype).reshape(-1)
         columns = [
             pa.DictionaryArray.from_arrays(arrow_array(document_m), pa.array(texts.ids, pa.string())),

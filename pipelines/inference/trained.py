@@ -211,6 +211,11 @@ def model_of(checkpoint: Snapshot, config: ModelConfig | None = None) -> Recurre
     return config.restore(checkpoint.meta["vocab_size"], checkpoint.weights()).eval()
 
 
+def weights_damaged(found: str) -> UserError:
+    """The error for a model that computes something other than numbers. ``found``: what, as "its loss is not a number"."""
+    return UserError(f"{found}, so its weights are damaged: name another checkpoint")
+
+
 def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[str, str]:
     """The store and the corpus in it: as given, or as the checkpoint's run had them.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from pipelines.inference.trained import weights_damaged
 from recur_models.decoding import DecodingState, read
 from recur_models.protocol import IncrementalDecoder
 
@@ -31,7 +31,7 @@ def write(
     for left in range(count, 0, -1):
         logits_V = logits_BTV[0, -1].float()
         if not logits_V.max().isfinite():  # the maximum of numbers and NaN is NaN
-            raise UserError("the model's logits are not numbers, so its weights are damaged: name another checkpoint")
+            raise weights_damaged("the model's logits are not numbers")
         logits_V[bod_id] = -torch.inf  # begin-of-document never occurs inside a document
         token = choose(logits_V)
         yield int(token)
