@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -51,6 +51,17 @@ def check_rounds(rounds: int) -> None:
     """Raises UserError for fewer than 3 rounds, since the first two do not count."""
     if rounds < 3:
         raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
+
+
+def seconds_in_turns(rounds: int, steps: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """Seconds of each step, which it returns itself, in each round that counts: the first two do not."""
+    found = [{name: step() for name, step in steps.items()} for _ in range(rounds)][2:]
+    return {name: [seconds[name] for seconds in found] for name in steps}
+
+
+def ratios(upper: Sequence[float], lower: Sequence[float], form: str = ".2f") -> str:
+    """`median_and_range` of the rounds' ratios."""
+    return median_and_range([a / b for a, b in zip(upper, lower, strict=True)], form)
 
 
 def median_and_range(values: Sequence[float], form: str = ".2f") -> str:

@@ -73,25 +73,14 @@ class BenchConfig:
             raise UserError(f"--segment is {self.segment}: give a multiple of 128, which is a block")
 
 
-def turns(passes: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each in every round, the first two left out."""
-    found = [{name: step() for name, step in passes.items()} for _ in range(rounds)][2:]
-    return {name: [each[name] for each in found] for name in passes}
-
-
-def ratios(upper: list[float], lower: list[float]) -> str:
-    """The median of the rounds' ratios, and their range."""
-    found = [a / b for a, b in zip(upper, lower, strict=True)]
-    return machine.median_and_range(found)
-
-
 def steps(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     """A row for slide and for each mixer."""
     names = ("slide", *config.mixers)
     lengths = [config.segment, 2 * config.segment, 4 * config.segment]
     models: dict[str, Any] = {name: PRESETS[f"small-{name}"].model for name in names}
     made = {(name, length): Contender(models[name], length) for name in names for length in lengths}
-    seconds = turns({f"{name} {length}": contender.step for (name, length), contender in made.items()}, config.rounds)
+    timers = {f"{name} {length}": contender.step for (name, length), contender in made.items()}
+    seconds = machine.seconds_in_turns(config.rounds, timers)
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     rows: list[tuple[results.Cell, ...]] = []
     for name in names:
@@ -108,7 +97,7 @@ def steps(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
                 name,
                 cost.parameters,
                 round(median, 3),
-                ratios(first, seconds[f"slide {config.segment}"]),
+                machine.ratios(first, seconds[f"slide {config.segment}"]),
                 f"{flops / median / rate:.0%}",
                 round(kept),
                 *(round(each, 2) for each in growth),
@@ -209,13 +198,13 @@ def pairs(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
             "Mamba-2, 6 layers": model,
         }
         passes = {f"{name} {i}": timed(each) for name, pair in both.items() for i, each in enumerate(pair)}
-        seconds = turns(passes, config.rounds)
+        seconds = machine.seconds_in_turns(config.rounds, passes)
     rows: list[tuple[results.Cell, ...]] = []
     for name in both:
         ours = seconds[f"{name} 0"]
         theirs = seconds[f"{name} 1"]
         medians = (round(statistics.median(each), 4) for each in (ours, theirs))
-        rows.append((name, *medians, ratios(theirs, ours)))
+        rows.append((name, *medians, machine.ratios(theirs, ours)))
     return rows
 
 

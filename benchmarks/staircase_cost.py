@@ -87,6 +87,11 @@ class BenchConfig:
                 raise UserError(f"--{name} is {size}: give a multiple of {unit}, for chunks of {self.chunk}")
 
 
+def staircase(passes: int) -> str:
+    """The label of a staircase in the table."""
+    return f"staircase, {passes} pass{'es' * (passes > 1)}"
+
+
 def models(config: BenchConfig) -> dict[str, ModelConfig]:
     """The contenders' configs, by their labels in the table."""
     size: dict[str, Any] = {
@@ -94,8 +99,7 @@ def models(config: BenchConfig) -> dict[str, ModelConfig]:
     }  # fmt: skip
     deep: dict[str, Any] = {**size, "layers": config.layers}
     found: dict[str, ModelConfig] = {
-        f"staircase, {n} pass{'es' * (n > 1)}": StaircaseConfig(**deep, chunk=config.chunk, passes=n)
-        for n in config.passes
+        staircase(n): StaircaseConfig(**deep, chunk=config.chunk, passes=n) for n in config.passes
     }
     chunks = config.span // config.chunk
     return found | {
@@ -114,19 +118,18 @@ def main(argv: list[str]) -> None:
     recorder = results.Recorder("staircase", "benchmarks.staircase_cost", argv, config.record)
     chosen = models(config)
     made = {label: Contender(model, config.segment) for label, model in chosen.items()}
-    rounds = [{label: contender.step() for label, contender in made.items()} for _ in range(config.rounds)][2:]
+    times = machine.seconds_in_turns(config.rounds, {label: contender.step for label, contender in made.items()})
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     print(
         f"{machine.describe()}\nd {config.d_model}, {config.layers} layers, chunk {config.chunk}, span {config.span}, segment "
-        f"{config.segment}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
+        f"{config.segment}, batch {LANES}; {config.rounds - 2} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
         f"  {'':26} {'parameters':>11} {'s a step':>9} {'/ transformer-xl (range)':>26} {'of the rate':>12} "
         f"{'MiB kept':>9} {'at half':>8}"
     )
     rows: list[tuple[results.Cell, ...]] = []
     for label, model in chosen.items():
-        seconds = statistics.median(row[label] for row in rounds)
-        ratios = [row[label] / row["transformer-xl"] for row in rounds]
-        shown = machine.median_and_range(ratios)
+        seconds = statistics.median(times[label])
+        shown = machine.ratios(times[label], times["transformer-xl"])
         cost = model.costs(VOCAB)
         flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
         lengths = (config.segment, config.segment // 2)
@@ -139,17 +142,14 @@ def main(argv: list[str]) -> None:
         used = f"{flops / seconds / rate:.0%}"
         rows.append((label, cost.parameters, round(seconds, 4), shown, used, round(memory), round(half)))
     recorder.table("Cost of passes", COLUMNS, rows)
-    of = {n: [row[f"staircase, {n} pass{'es' * (n > 1)}"] for row in rounds] for n in config.passes}
-    slopes = [
-        float(np.polyfit(config.passes, [of[n][i] for n in config.passes], 1)[0]) / of[1][i] for i in range(len(rounds))
-    ]
-    print(
-        f"  slope of a step's time over passes, of the time of one pass: {statistics.median(slopes):.2f} "
-        f"({min(slopes):.2f} to {max(slopes):.2f})"
-    )
-    if 4 in of:
-        ratios = [row["feedback-transformer"] / row["staircase, 4 passes"] for row in rounds]
-        print(f"  feedback-transformer / staircase of 4 passes: {statistics.median(ratios):.1f} (paper, Table 2: 5.6)")
+    seconds_NR = np.array([times[staircase(n)] for n in config.passes])  # R: rounds
+    slopes_R = np.polyfit(config.passes, seconds_NR, 1)[0] / times[staircase(1)]
+    slope = machine.median_and_range(slopes_R.tolist())
+    print(f"  slope of a step's time over passes, of the time of one pass: {slope}")
+    if 4 in config.passes:
+        pairs = zip(times["feedback-transformer"], times[staircase(4)], strict=True)
+        ratio = statistics.median(feedback / passes for feedback, passes in pairs)
+        print(f"  feedback-transformer / staircase of 4 passes: {ratio:.1f} (paper, Table 2: 5.6)")
 
 
 if __name__ == "__main__":

@@ -65,21 +65,20 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     }
     if config.only and len(chosen) == 1 and not "slide".startswith(config.only):
         raise UserError(f"--only names none of {', '.join(contenders(name, config.compile))}")
-    rounds = [{label: contender.step() for label, contender in chosen.items()} for _ in range(config.rounds)][2:]
+    times = machine.seconds_in_turns(config.rounds, {label: contender.step for label, contender in chosen.items()})
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     size = SIZES[name]
     configs = model_configs(name)
     print(
         f"{name}: d {size['d_model']}, {size['layers']} layers (slide, xl and memorizing: one more), window {size['window']}, "
-        f"segment {SEGMENT[name]}, batch {LANES}; {len(rounds)} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
+        f"segment {SEGMENT[name]}, batch {LANES}; {config.rounds - 2} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
         f"  {'':44} {'parameters':>11} {'s a step':>9} {'/ slide, median (range)':>26} {'FLOPs / slide':>14} {'of the rate':>12}"
     )
     tokens = LANES * SEGMENT[name]
     rows: list[tuple[results.Cell, ...]] = []
     for label, contender in chosen.items():
-        seconds = statistics.median(row[label] for row in rounds)
-        ratios = [row[label] / row["slide"] for row in rounds]
-        shown = machine.median_and_range(ratios, ".3f")
+        seconds = statistics.median(times[label])
+        shown = machine.ratios(times[label], times["slide"], ".3f")
         flops = rated = "–"
         if label in configs:
             computed, of_slide = (
@@ -93,8 +92,7 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
         rows.append((label, contender.parameters, round(seconds, 4), shown, flops, rated))
     for label in chosen:
         if label not in configs and "rec:fixed:skip" in chosen:
-            ratios = [row[label] / row["rec:fixed:skip"] for row in rounds]
-            print(f"  {label} / rec:fixed:skip: {machine.median_and_range(ratios)}")
+            print(f"  {label} / rec:fixed:skip: {machine.ratios(times[label], times['rec:fixed:skip'])}")
     return rows
 
 

@@ -20,10 +20,6 @@ def test_both_models_give_the_same() -> None:
         torch.testing.assert_close(ours(), theirs(), rtol=1e-4, atol=1e-4)
 
 
-def test_ratios_are_of_the_same_round() -> None:
-    assert mixer_cost.ratios([2.0, 8.0, 3.0], [1.0, 2.0, 1.0]) == "3.00 (2.00 to 4.00)"
-
-
 def test_a_segment_of_no_blocks_is_refused() -> None:
     with pytest.raises(UserError, match="give a multiple of 128"):
         mixer_cost.BenchConfig(segment=100)
