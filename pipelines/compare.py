@@ -26,7 +26,7 @@ from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.targets import HOME, first_writable, tracked_as
-from pipelines.reports.comparison import PICTURES, compare, comparison_table, seeds_of, write_comparison
+from pipelines.reports.comparison import PICTURES, Comparison, compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
 from pipelines.reports.sweep_report import report_sweep
@@ -119,29 +119,14 @@ def main(argv: list[str]) -> None:
     root = RunFolder(all_runs / "reports", trains=True).folder.parent  # for a bucket: the local folder of MLflow's file
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
-    titles = [place.name[:40] for place in places]
     which = "" if config.trials == "auto" else f"-{config.trials}"
     name = cli.file_name("compare-" + "-vs-".join(below(all_runs, place) for place in places) + which)
     output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
     target = RunFolder(output)  # for a bucket it is written in a working folder first
     paths = write_comparison(comparison, target.folder)
     target.publish_report(paths, PICTURES)
-    charts: list[Path] = []
-    for sweep in (RunFolder(place) for place in places if is_sweep(place)):
-        with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):
-            made = report_sweep(sweep.folder)  # for a bucket: the copy that was fetched to compare
-            sweep.publish(*(f"report/{path.name}" for path in made))
-            charts += made
-    tracker = Tracker.start(  # a run of its own in MLflow
-        replace(config.tracking, system_metrics="off"),
-        root=root,
-        run_folder=target.folder,
-        run_name="compare " + " ".join(titles),
-        params={f"compared.{i}": run.name for i, run in enumerate(comparison.runs)},
-        tags={"stage": "compare", "metric": comparison.metric, "notes": "; ".join(comparison.notes)},
-    )
-    tracker.log_artifacts(*paths)
-    tracker.finish()
+    charts = chart_sweeps(places)
+    track(config, places, comparison, root, paths)
 
     print_wide(comparison_table(comparison), 150)
     several = seeds_of(comparison)
@@ -154,6 +139,33 @@ def main(argv: list[str]) -> None:
     if not target.is_local:
         print(f"  {output}")
     refresh_index(target.folder)
+
+
+def chart_sweeps(places: Sequence[Place]) -> list[Path]:
+    """Draw the charts of the sweeps among these places anew. Returns their files. Where that fails, a warning says why."""
+    charts: list[Path] = []
+    for sweep in (RunFolder(place) for place in places if is_sweep(place)):
+        with cli.as_a_warning(f"no report of the sweep {sweep.place.name}"):
+            made = report_sweep(sweep.folder)  # for a bucket: the copy that was fetched to compare
+            sweep.publish(*(f"report/{path.name}" for path in made))
+            charts += made
+    return charts
+
+
+def track(
+    config: CompareConfig, places: Sequence[Place], comparison: Comparison, root: Path, paths: Sequence[Path]
+) -> None:
+    """Log the table and the curves to an MLflow run of their own. ``root``: the folder of MLflow's file."""
+    tracker = Tracker.start(
+        replace(config.tracking, system_metrics="off"),
+        root=root,
+        run_folder=paths[0].parent,
+        run_name="compare " + " ".join(place.name[:40] for place in places),
+        params={f"compared.{i}": run.name for i, run in enumerate(comparison.runs)},
+        tags={"stage": "compare", "metric": comparison.metric, "notes": "; ".join(comparison.notes)},
+    )
+    tracker.log_artifacts(*paths)
+    tracker.finish()
 
 
 if __name__ == "__main__":
