@@ -55,6 +55,31 @@ def pareto(spots: Sequence[Spot]) -> list[Spot]:
     return best
 
 
+def curves_of(spots: Sequence[Spot], by_overlap: bool) -> dict[str, list[Spot]]:
+    """The spots of each model, or of each model and overlap, by label; those of a curve from the shortest window on."""
+    curves: dict[str, list[Spot]] = {}
+    for spot in spots:
+        overlap = f", overlap {spot.windows['overlap']}" if by_overlap and "overlap" in spot.windows else ""
+        curves.setdefault(spot.model + overlap, []).append(spot)
+    for curve in curves.values():
+        curve.sort(key=lambda spot: (*spot.windows.values(), spot.flops))
+    return curves
+
+
+def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
+    """Write beside each spot its window, or its overlap or name where all have one window. Returns which of them it is."""
+    beside = "name"
+    for field in ("overlap", "window"):
+        if len({spot.windows.get(field) for spot in spots}) > 1:
+            beside = field
+    names = briefly(spot.name for spot in spots)
+    for spot in spots:
+        told = names[spot.name] if beside == "name" else str(spot.windows.get(beside, ""))
+        at = (spot.flops, spot.value)
+        axes.annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
+    return beside
+
+
 def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
     """Plot the metric (label ``what``) over FLOPs per token (label ``of_flops``), and over the window if there are several. Returns
     its file, and none if all cost the same to six digits: a trial's FLOPs are a quotient, and differ by rounding.
@@ -63,10 +88,6 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         return []
     windows = sorted({spot.windows["window"] for spot in spots if "window" in spot.windows})
     several = len(windows) > 1
-    curves: dict[str, list[Spot]] = {}
-    for spot in spots:
-        overlap = f", overlap {spot.windows['overlap']}" if several and "overlap" in spot.windows else ""
-        curves.setdefault(spot.model + overlap, []).append(spot)
     figure = Figure(figsize=(13 if several else 8.5, 5), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 1 + several, sharey=True, squeeze=False)[0])
     best = pareto(spots)
@@ -74,27 +95,21 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         [s.flops for s in best], [s.value for s in best], color="0.75", linewidth=6, solid_capstyle="round", zorder=0
     )
     handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
-    for number, (label, curve) in enumerate(curves.items()):
+    for number, (label, curve) in enumerate(curves_of(spots, by_overlap=several).items()):
         drawn: dict[str, Any] = {"color": colour_of(number), "linestyle": line_of(number), "linewidth": 1.4}
         drawn |= {"marker": "o", "markersize": 5}
-        by_flops = sorted(curve, key=lambda spot: (*spot.windows.values(), spot.flops))
-        panels[0].plot([spot.flops for spot in by_flops], [spot.value for spot in by_flops], **drawn)
+        panels[0].plot([spot.flops for spot in curve], [spot.value for spot in curve], **drawn)
         handles.append(Line2D([], [], label=label, **drawn))
-        sized = [spot for spot in by_flops if "window" in spot.windows]
+        sized = [spot for spot in curve if "window" in spot.windows]
         if several and sized:
             panels[1].plot([spot.windows["window"] for spot in sized], [spot.value for spot in sized], **drawn)
-    beside = next(
-        (name for name in ("window", "overlap") if len({spot.windows.get(name) for spot in spots}) > 1), "name"
-    )
-    names = briefly(spot.name for spot in spots)
-    for spot in spots if len(spots) <= NAMED else ():
-        told = names[spot.name] if beside == "name" else str(spot.windows.get(beside, ""))
-        at = (spot.flops, spot.value)
-        panels[0].annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
+    x_label = f"{of_flops} (log)"
+    if len(spots) <= NAMED:
+        x_label += f"; beside each, its {label_spots(panels[0], spots)}"
     panels[0].set_xscale("log")
     panels[0].margins(x=0.1)
     panels[0].tick_params(axis="x", which="both", labelsize=8)
-    panels[0].set_xlabel(f"{of_flops} (log)" + (f"; beside each, its {beside}" if len(spots) <= NAMED else ""))
+    panels[0].set_xlabel(x_label)
     panels[0].set_ylabel(what)
     if several:
         panels[1].set_xlabel("tokens of a window")
