@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,15 @@ def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
     return time.monotonic() - began, said
 
 
+def whole_runs(root: Path, steps: Callable[[str, str], list[int]], config: BenchConfig) -> int:
+    """How many runs of a crowd have each point once. ``steps``: those of a run's metric in MLflow, in order, by its id and key."""
+    whole = 0
+    for name in (f"run-{i}" for i in range(config.runs)):
+        run_id = json.loads((root / name / "mlflow_run.json").read_bytes())["run_id"]
+        whole += all(steps(run_id, key) == list(range(1, config.points + 1)) for key in ("a", "b", name))
+    return whole
+
+
 def tell(kind: str, whole: int, config: BenchConfig, seconds: float, said: str) -> bool:
     """Print how many runs are whole. Returns whether all are."""
     told = f"{whole} of {config.runs} runs have all of 3 × {config.points} points once"
@@ -122,22 +132,16 @@ def main(argv: list[str]) -> int:
         passed = not config.seconds or silence(server, root, config.seconds)
         if not config.runs:
             return 0 if passed else 1
-        expected = list(range(1, config.points + 1))
         seconds, said = crowd(root / "remote", server.uri, config.runs, config.points)
-        whole = 0
-        for i in range(config.runs):
-            run_id = json.loads((root / f"remote/run-{i}/mlflow_run.json").read_bytes())["run_id"]
-            keys = ("a", "b", f"run-{i}")
-            whole += all(server.steps(run_id, key) == expected for key in keys)
-        passed &= tell("server", whole, config, seconds, said)
+        passed &= tell("server", whole_runs(root / "remote", server.steps, config), config, seconds, said)
         seconds, said = crowd(root / "local", "", config.runs, config.points)
-        whole = 0
         with sqlite3.connect(root / "local/mlflow.db") as database:
-            for i in range(config.runs):
-                run_id = json.loads((root / f"local/run-{i}/mlflow_run.json").read_bytes())["run_id"]
+
+            def steps(run_id: str, key: str) -> list[int]:
                 query = "SELECT step FROM metrics WHERE run_uuid = ? AND key = ? ORDER BY step"
-                keys = ("a", "b", f"run-{i}")
-                whole += all([s for (s,) in database.execute(query, (run_id, key))] == expected for key in keys)
+                return [step for (step,) in database.execute(query, (run_id, key))]
+
+            whole = whole_runs(root / "local", steps, config)
         passed &= tell("sqlite", whole, config, seconds, said)
     return 0 if passed else 1
 
