@@ -26,17 +26,15 @@ import psutil
 
 from benchmarks.killing import make_store
 from pipelines.cluster import ray_session
-from pipelines.config.run import flatten, to_json
 from pipelines.sweeps import tuner
-from pipelines.sweeps.checks import check
-from pipelines.sweeps.command import SweepConfig, read_command
+from pipelines.sweeps.checks import read_and_check
+from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial import TrialActor
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
-from tune_spaces import combine
 from tune_spaces.drawing import fields
 
 SECONDS = "TUNE_SCALE_SECONDS"
@@ -122,10 +120,7 @@ def many(folder: Path, trials: int) -> tuple[SweepConfig, dict[str, Any]]:
     """A sweep of ``trials`` trials of a tiny model below ``folder``, and the domains that it varies."""
     values = ",".join(f"{1e-3 * (1 + i / 1000):.6g}" for i in range(trials))
     place = ["--data.store", str(make_store(folder)), "--root", str(folder), "--run", "many"]
-    swept = read_command([f"schedule.min_lr_ratio={values}", *shlex.split(WORDS), *place])
-    domains = combine(swept.space, {"preset": swept.preset, **flatten(to_json(swept.train))})
-    check(swept, domains)
-    return swept, domains
+    return read_and_check([f"schedule.min_lr_ratio={values}", *shlex.split(WORDS), *place])
 
 
 def planned(swept: SweepConfig, domains: dict[str, Any]) -> Sweep:
