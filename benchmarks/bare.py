@@ -30,7 +30,8 @@ def command_line() -> ModuleType | None:
 
 def parse(config: type[T], argv: Sequence[str], description: str) -> T:
     """Read a dataclass of numbers, texts, paths, choices and tuples of them from the words of the command line."""
-    if cli := command_line():
+    cli = command_line()
+    if cli:
         return cli.parse(config, argv, description=description)
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     hints = get_type_hints(config)
@@ -51,7 +52,8 @@ def parse(config: type[T], argv: Sequence[str], description: str) -> T:
 
 def run(main: Callable[[list[str]], int]) -> None:
     """Call `main` with the words of the command line and exit with its status."""
-    if cli := command_line():
+    cli = command_line()
+    if cli:
         cli.run(main)
     try:
         sys.exit(main(sys.argv[1:]))

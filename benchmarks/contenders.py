@@ -111,7 +111,8 @@ def contenders(name: Size, compile: Compile = "no") -> dict[str, Callable[[], Co
         label: (lambda config=config: Contender(config, segment, compile=compile))
         for label, config in model_configs(name).items()
     }
-    if version := peer_version():
+    version = peer_version()
+    if version:
         made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment)
     return made
 

@@ -45,7 +45,8 @@ def main(argv: list[str]) -> None:
     decoder = config_of(checkpoint)
     if not isinstance(decoder, GPT2Config) or isinstance(decoder, GPT2RecConfig):
         raise UserError(f"{config.run} is a run of {decoder.name}: choose one of gpt2")
-    if wide := [overlap for overlap in config.overlaps if not 0 < overlap < decoder.window]:
+    wide = [overlap for overlap in config.overlaps if not 0 < overlap < decoder.window]
+    if wide:
         raise UserError(
             f"--overlaps has {wide[0]}: with windows of {decoder.window} it is from 1 to {decoder.window - 1}"
         )
@@ -69,7 +70,8 @@ def spans(tokens: int, window: int, overlap: int, first: int) -> list[tuple[int,
 
 def nats_of(model: RecurrentModel, store: SegmentStore, document: int, overlap: int, first: int) -> float:
     """Nats of a document's tokens, each predicted once."""
-    read = torch.from_numpy(store.tokens(document, 0, tokens := int(store.lengths[document])).astype("int64"))
+    tokens = int(store.lengths[document])
+    read = torch.from_numpy(store.tokens(document, 0, tokens).astype("int64"))
     inputs = torch.cat([torch.tensor([store.bod_id]), read[:-1]])
     nats = 0.0
     windows = spans(tokens, model.block, overlap, first)

@@ -136,7 +136,8 @@ def main(argv: list[str]) -> None:
     )
     rows = []
     for windows in sorted({*config.windows}):
-        rows.append(row := weigh(config, windows))
+        row = weigh(config, windows)
+        rows.append(row)
         every, less = (row.kept[kind] for kind in KINDS)
         step = machine.median_and_range(row.ratios)
         fewer = every / (inside + less)

@@ -61,7 +61,9 @@ WAYS: dict[str, Way] = {"ours": ours, "ours, compiled": ours, "scaled_dot_produc
 def timed(name: str, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> tuple[float, float, int]:
     """Milliseconds forward, and forward with backward (medians of five), and peak bytes. Raises whatever the way raises."""
     sizes = config.of("slide")
-    W, H, E = sizes.window, sizes.heads, sizes.head_dim  # pyrefly: ignore
+    W = sizes.window  # pyrefly: ignore
+    H = sizes.heads  # pyrefly: ignore
+    E = sizes.head_dim  # pyrefly: ignore
     shape = (config.most_lanes, config.length // W, H)
     torch.manual_seed(0)
     q, k, v = (torch.randn(*shape, rows, E, device=device, dtype=dtype).div_(E**0.25) for rows in (W, 2 * W, 2 * W))

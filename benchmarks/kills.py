@@ -85,7 +85,8 @@ def compare(words: list[str], root: Path, kills: int) -> tuple[list[str], Counte
         expected = final_tensors(calm, STEPS)
         found = final_tensors(root / other, STEPS)
         differences += [f"{other}'s {name}" for name in expected if found.get(name) != expected[name]]
-    if (whole := curve(calm)) != curve(root / "killed"):
+    whole = curve(calm)
+    if whole != curve(root / "killed"):
         differences.append("the curve of metrics.jsonl")
     after = [point for point in whole if point[0] > step_of(middle.name)]
     differences += [f"{twin}'s curve" for twin in ("twin-1", "twin-2") if curve(root / twin) != after]

@@ -117,7 +117,8 @@ def step_seconds(metrics: Path, after: int) -> float:
         for record in read_records(metrics)
         if "train/bits_per_token" in record.metrics and record.step >= after
     ]
-    (first, began), (last, ended) = points[0], points[-1]
+    first, began = points[0]
+    last, ended = points[-1]
     return (ended - began) / (last - first)
 
 

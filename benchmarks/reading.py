@@ -71,7 +71,8 @@ class Contender:
 
     def __init__(self, name: str, python: str, folder: Path) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
-        self.name, self._log = name, open(folder / f"{name}.log", "w+")  # noqa: SIM115 (lives with the process)
+        self.name = name
+        self._log = open(folder / f"{name}.log", "w+")  # noqa: SIM115 (lives with the process)
         words = [python, str(SCRIPT), name, str(folder)]
         if name in PEERS:
             subprocess.run([*words, "make"], check=True, env=environment, stdout=self._log, stderr=self._log)

@@ -83,7 +83,8 @@ class BenchConfig:
             raise UserError(f"--chunk is {self.chunk}: give 1 or more")
         # Half a segment is weighed too, and some contenders have blocks of 16.
         for name, unit in (("span", self.chunk), ("segment", 2 * math.lcm(self.chunk, 16))):
-            if (size := getattr(self, name)) < unit or size % unit:
+            size = getattr(self, name)
+            if size < unit or size % unit:
                 raise UserError(f"--{name} is {size}: give a multiple of {unit}, for chunks of {self.chunk}")
 
 

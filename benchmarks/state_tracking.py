@@ -66,7 +66,8 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         for chosen, known in ((self.tasks, TASKS), (self.models, MODELS)):
-            if unknown := [name for name in chosen if name not in known]:
+            unknown = [name for name in chosen if name not in known]
+            if unknown:
                 raise UserError(f"{unknown[0]!r} is not among these: {nearest(unknown[0], known)}")
         for name in ("tasks", "models", "seeds"):
             if not getattr(self, name):
@@ -181,7 +182,7 @@ def main(argv: list[str]) -> None:
     trainings = {run: training(config, *run) for run in runs}
     if config.train:
         make(list(trainings.values()), config.at_once, scored="test")
-    results = [result for run, each in trainings.items() if (result := read(*run, each))]
+    results = list(filter(None, (read(*run, each) for run, each in trainings.items())))
     if not results:
         raise UserError(f"there is no training below {config.root}: leave out --no-train")
     rows = [vars(result) for result in results]

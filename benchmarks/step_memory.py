@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.step_memory", argv, config.record)
     weighed = list(product(config.models, ("nothing", "layer", "block")))
-    if version := peer_version():
+    version = peer_version()
+    if version:
         weighed.append((f"{PEER} {version}", "nothing"))
     print(
         f"{machine.describe()}\n{config.size}, batch 2; MiB at most during a step, segments of …\n{'model':44} recomputed",

@@ -103,7 +103,8 @@ def crowd(root: Path, uri: str, runs: int, points: int) -> tuple[float, str]:
         for i in range(runs)
     ]
     said = b"".join(process.communicate()[1] for process in crowd).decode()
-    if failed := [process.returncode for process in crowd if process.returncode]:
+    failed = [process.returncode for process in crowd if process.returncode]
+    if failed:
         raise RuntimeError(f"{len(failed)} of {runs} processes failed, with statuses {failed}: {said[-3000:]}")
     return time.monotonic() - began, said
 

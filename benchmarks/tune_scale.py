@@ -93,7 +93,8 @@ def main(argv: list[str]) -> None:
     at_once = config.cpus or (64 if config.kind == "sleep" else 2)
     os.environ[SECONDS] = str(config.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        (slept := Path(folder, "slept")).mkdir()
+        slept = Path(folder, "slept")
+        slept.mkdir()
         os.environ[SLEPT] = str(slept)
         swept, domains = many(Path(folder), config.trials)
         sweep = planned(swept, domains)
