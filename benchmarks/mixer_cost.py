@@ -25,7 +25,6 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -35,6 +34,7 @@ from benchmarks.kept import kept_bytes
 from common.errors import UserError
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
+from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table
 from pipelines.training.utilisation import matrix_rate
 from recur_models.gated_delta import gated_delta_rule
@@ -212,7 +212,6 @@ def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("today", "benchmarks.mixer_cost", argv, config.record)
     torch.set_num_threads(config.threads)
-    console = Console(width=max(Console().width, 120), markup=False)
     print(
         f"{machine.describe()}, transformers {version('transformers')}\n{LANES} lanes × {config.segment:,} tokens, d 256, float32; "
         f"{config.rounds - 2} rounds",
@@ -220,7 +219,7 @@ def main(argv: list[str]) -> None:
     )
     for name, columns, measure in (("Step of a mixer", STEPS, steps), ("Against transformers", PAIRS, pairs)):
         rows = measure(config)
-        console.print(plain_table(columns, [[*map(str, row)] for row in rows]))
+        print_wide(plain_table(columns, [[*map(str, row)] for row in rows]), 120)
         recorder.table(name, columns, rows)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
 
 from common.errors import UserError
 from common.files import digest, parse_json
@@ -131,7 +130,7 @@ def main(argv: list[str]) -> None:
     print_wide(comparison_table(comparison), 150)
     several = seeds_of(comparison)
     if several:
-        Console(width=150, markup=False).print(several)
+        print_wide(several, 150)
     for note in comparison.notes:
         print(f"note: {note}")
     for path in [*paths, *charts]:

@@ -27,8 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
-
 from common.lock import file_lock
 from common.places import Place, remove_temporary
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
@@ -169,7 +167,7 @@ def report(
     print_wide(evaluation_table(evaluations, unigram), 130)
     several = seeds_of(evaluations)
     if several:
-        Console(width=130, markup=False).print(several)
+        print_wide(several, 130)
     for evaluation in evaluations:
         if evaluation.cleared_states:
             # The unigram reference holds for the first target's store alone.

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from common.credentials import without_credentials
 from common.errors import UserError, nearest
@@ -249,7 +248,7 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
         rows.append([training.name, *sizes, "done" if is_done else cli.duration(cost.seconds)])
     headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
-    Console(width=200, markup=False).print(plain_table(headings, rows))
+    print_wide(plain_table(headings, rows), 200)
     how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
     total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
     progress = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
