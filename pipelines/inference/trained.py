@@ -110,23 +110,38 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     """
     checkpoint = find_model(path, best)
     if isinstance(checkpoint, Exported) and (checkpoint.folder / "tokenizer_config.json").is_file():
-        begin = checkpoint.bod_id
-        try:
-            exported = ExportedTokenizer(checkpoint.folder, begin, checkpoint.meta["vocab_size"])
-        except UserError:
-            raise
-        except Exception as error:  # transformers raises many kinds for an incomplete folder
-            raise CheckpointError(
-                f"the tokenizer in {checkpoint.folder} cannot be read ({first_cause(error)}): export the checkpoint again"
-            ) from None
-        model = model_of(checkpoint)
-        return Trained(str(path), model, exported, begin, exported.labels, checkpoint, checkpoint.eos_ids)
+        exported = tokenizer_beside(checkpoint)
+        return Trained(
+            place=str(path),
+            model=model_of(checkpoint),
+            tokenizer=exported,
+            bod_id=checkpoint.bod_id,
+            labels=exported.labels,
+            checkpoint=checkpoint,
+            eos_ids=checkpoint.eos_ids,
+        )
     tokenizer = tokenizer_of(checkpoint, store, corpus)
-    labels = isinstance(tokenizer, SymbolsTokenizer)
-    model = model_of(checkpoint)
     return Trained(
-        str(checkpoint.folder), model, tokenizer, bod_id(tokenizer), labels, checkpoint, eos_ids(checkpoint, tokenizer)
+        place=str(checkpoint.folder),
+        model=model_of(checkpoint),
+        tokenizer=tokenizer,
+        bod_id=bod_id(tokenizer),
+        labels=isinstance(tokenizer, SymbolsTokenizer),
+        checkpoint=checkpoint,
+        eos_ids=eos_ids(checkpoint, tokenizer),
     )
+
+
+def tokenizer_beside(exported: Exported) -> ExportedTokenizer:
+    """The tokenizer in an exported folder. Raises CheckpointError if it cannot be read."""
+    try:
+        return ExportedTokenizer(exported.folder, exported.bod_id, exported.meta["vocab_size"])
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises many kinds for an incomplete folder
+        raise CheckpointError(
+            f"the tokenizer in {exported.folder} cannot be read ({first_cause(error)}): export the checkpoint again"
+        ) from None
 
 
 def find_model(path: str | Path, best: bool = False) -> Checkpoint | Exported:
