@@ -13,7 +13,7 @@ are left out:
     notes        paragraphs after the result
     command      the command that measured it
     commit       short hash of the code that was measured
-    fingerprint  of the store that was read
+    fingerprint  of the split that was scored, or of the one that was read in training
     machine      processors or accelerator, "2 × AMD EPYC"
     date         of the measurement, or of its first report; YYYY-MM-DD
 
