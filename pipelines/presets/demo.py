@@ -107,7 +107,8 @@ MEMORY_TOKENS = {
 }
 
 CORE_SIZE: dict[str, Any] = {"layers": 6, "d_model": 256, "heads": 4, "head_dim": 64, "mlp_dim": 1280, "dropout": 0.0}
-# Models that track a state over many tokens, with as many parameters. A step of a staircase holds two or three chunks of 64.
+# As many parameters without embeddings, and input and output have a matrix each. A step of a staircase holds two or three chunks
+# of 64; on the tasks of studies/state_tracking.py a chunk is one token, or four.
 TRACKERS = {
     "staircase": StaircaseConfig(**CORE_SIZE, chunk=64, passes=2),
     "cached-staircase": CachedStaircaseConfig(**CORE_SIZE, chunk=64, passes=1, chunks=3),
