@@ -157,8 +157,8 @@ def _logit_gradients(
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Autograd function of `chunked_cross_entropy`, with logits z and a target y per token.
 
-    Forward: nats = log Σ_v exp z_v − z_y. Of the logits, only that logarithm (``normalizer_N``) is kept. Backward: the gradient of
-    z is g · (softmax(z) − onehot(y)), made of the logits anew; those of hidden state, weight and bias follow from it.
+    Forward: nats = log Σ_v exp z_v − z_y. That logarithm (``normalizer_N``) is kept, and no logits. Backward: the gradient of z is
+    g · (softmax(z) − onehot(y)), where the logits are made anew; those of hidden state, weight and bias follow from it.
     """
 
     @staticmethod
