@@ -15,5 +15,6 @@ From a store to a batch:
     store.py, cache.py              token ranges of documents, verified as they are read
     lanes.py, timeline.py           which tokens of which document stand on which lane, at every step
 
-Beside these, verification.py checks stores, inspection.py and vocabulary.py measure them, split_remarks.py refuses and warns.
+Beside these, packing.py reads packed files and arrow_files.py writes Arrow files with checksums; verification.py checks stores,
+inspection.py measures them, vocabulary.py compares tokenizers, and split_remarks.py refuses and warns.
 """

@@ -1,7 +1,7 @@
-"""Documents, the corpora that they come from, and the scan that looks at each once before anything is written.
+"""Documents, the corpora that they come from, and what a scan (scanning.py) measures of each before anything is written.
 
 for item in corpus.read(corpus.sources("train")):      # Document or Skipped, in the corpus's order, one in memory at a time
-    scan(item)                                         # Scanned or Skipped
+    scan(item)                                         # of a Document: Scanned, or Skipped where it is empty
 
 Source, Document and Scanned are named tuples: one of each is made for every document, and a frozen dataclass takes several times
 as long to make.

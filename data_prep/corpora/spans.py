@@ -1,4 +1,4 @@
-"""Lines and ranges of a stream, one by one or many at a time. Short ones, one by one, cost more than the reading itself.
+"""Lines and ranges of a stream, one by one or many at a time: to take short ones one by one costs more than to read them.
 
 for line in lines(stream, limit):                        # line.offset, line.data
     ...
