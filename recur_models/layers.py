@@ -207,7 +207,8 @@ def shift_rows(x_nP: Tensor, first: int, keys: int) -> Tensor:
     """Each row r of x from column ``first`` − r on: [..., n, keys], each row moved by one against the next.
 
     No index is made: rows of P numbers are read as rows of P − 1 (Dai et al. 2019, arXiv 1901.02860, Appendix B). ``first`` is at
-    most n, and P more than ``keys``. Where ``first`` − r is negative, a row begins with numbers of the row above it.
+    most n, and P more than ``keys``. Where a row would begin before its first column or end after its last one, it continues with
+    numbers of the row above or below it.
     """
     rows, columns = x_nP.shape[-2:]
     moved = x_nP.flatten(-2)[..., first : first + rows * (columns - 1)]

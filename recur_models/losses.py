@@ -110,7 +110,7 @@ def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tens
 
 
 def _chunks(hidden_ND: Tensor, vocab_size: int, least: int = 1) -> list[slice]:
-    """The tokens of each chunk: as many as CHUNK_ELEMENTS logits are of, but not fewer than ``least``."""
+    """The tokens of each chunk: as many as have CHUNK_ELEMENTS logits together, but at least ``least``."""
     tokens = len(hidden_ND)
     held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(least, held // vocab_size)

@@ -51,7 +51,7 @@ def distance_and_unseen(place_n: Tensor, span: int, keys: int) -> tuple[Tensor, 
 
 def buckets_of_block(window: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """For a block's queries, and its own and its previous keys: the buckets of their distances, int64 [W, 2W], and the keys that
-    a query does not see, bool [W, 2W]. All layers share them.
+    a query does not see, bool [W, 2W]. They are the same for all layers.
     """
     distance_WZ, unseen_WZ = distance_and_unseen(torch.arange(window, device=device), window, 2 * window)
     return PositionBias.bucket(distance_WZ), unseen_WZ
