@@ -209,10 +209,10 @@ class MemoryTokensModel(TiedModel):
     ) -> tuple[Tensor, State]:
         """Reads block by block, because a block's tokens read what the block before has written."""
         x_BTD = self.embed(tokens_BT)
-        bucket_NN, later_NN = buckets_within(
-            self.config.read_tokens + self.block + self.config.memory_tokens, x_BTD.device
-        )
-        read = partial(self.read_block, bucket_NN=bucket_NN, unseen_NN=later_NN & ~self.same_copy(x_BTD.device))
+        length = self.config.read_tokens + self.block + self.config.memory_tokens
+        place_N = torch.arange(length, device=x_BTD.device)
+        bucket_NN, later_NN = buckets_within(place_N, length)
+        read = partial(self.read_block, bucket_NN=bucket_NN, unseen_NN=later_NN & ~self.same_copy(place_N))
         x_BTD, after = self.read_blocks(read, x_BTD, state, fresh_BK)
         return self.head(x_BTD, targets_BT), {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
 
@@ -240,12 +240,12 @@ class MemoryTokensModel(TiedModel):
             after["states"] = self.carried(memory_BSD, self.final_norm(x_BND[:, R + self.block :]))
         return x_BND[:, R : R + self.block], after
 
-    def same_copy(self, device: torch.device) -> Tensor:
+    def same_copy(self, place_N: Tensor) -> Tensor:
         """Whether two tokens are of the same copy of the memory, so that both see each other: bool [N, N]."""
         R = self.config.read_tokens
-        W = self.block
-        index_N = torch.arange(R + W + self.config.memory_tokens, device=device)
-        part_N = (index_N >= R).long() + (index_N >= R + W).long()  # 0: the first copy, 1: the block, 2: the last copy
+        part_N = (place_N >= R).long() + (
+            place_N >= R + self.block
+        ).long()  # 0: the first copy, 1: the block, 2: the last copy
         return (part_N[:, None] == part_N) & (part_N != 1)
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
@@ -289,9 +289,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         """Reads tokens of the block, which see the memory and the block's earlier tokens."""
         model = self.model
         R = model.config.read_tokens
-        key_Z = torch.arange(R + model.block, device=tokens_Bn.device)
-        distance_BnZ = places.of_tokens_Bn[..., None] + R - key_Z
-        bucket_BnZ = PositionBias.bucket(distance_BnZ)
+        bucket_BnZ, unseen_BnZ = buckets_within(places.of_tokens_Bn + R, R + model.block)
         x_BnD = model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(model.layers):
@@ -302,9 +300,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             parts = [(changed["keys"], changed["values"])]
             if model.passes_tokens:
                 parts.insert(0, (changed["memory_keys"], changed["memory_values"]))
-            bias_BHnZ = logit_bias(
-                layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, distance_BnZ < 0
-            )
+            bias_BHnZ = logit_bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, unseen_BnZ)
             heads_BHnE = attend_parts(tokens.q_self, parts, bias_BHnZ)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)

@@ -47,7 +47,7 @@ from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
 from recur_models.window import (
     Window,
-    buckets_of_block,
+    buckets_of_window,
     distance_and_unseen,
     window_bias,
     windowed_attention,
@@ -319,7 +319,7 @@ class WindowedTransformer(TiedModel):
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         x_BTD = self.embed(tokens_BT)
-        bucket_WZ, unseen_WZ = buckets_of_block(self.block, x_BTD.device)
+        bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(self.block, device=x_BTD.device), self.block)
         stack = partial(self.stack, windows=[layer.tokens.window(bucket_WZ, unseen_WZ) for layer in self.layers])
         if self.sharing_layer is not None or self.recompute == "block":
             x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK)

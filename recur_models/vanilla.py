@@ -70,13 +70,14 @@ class VanillaLayer(TokenLayer):
         return self.combine(x_BKWD, weights @ tokens.v)
 
 
-def buckets_within(tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each two tokens of a sequence: the bucket of the distance from the first back to the second, int64 [W, W], and whether
-    the second comes later, bool [W, W]. All layers share them.
+def buckets_within(place_n: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """For tokens of a sequence, and each of its ``length`` tokens as a key: the buckets of the distances back to the keys, int64
+    [..., n, length], and which keys come later, bool [..., n, length]. All layers share them.
+
+    ``place_n``: int64, the tokens' places in the sequence.
     """
-    index_W = torch.arange(tokens, device=device)
-    distance_WW = index_W[:, None] - index_W
-    return PositionBias.bucket(distance_WW), distance_WW < 0
+    distance_nZ = place_n[..., None] - torch.arange(length, device=place_n.device)
+    return PositionBias.bucket(distance_nZ), distance_nZ < 0
 
 
 class VanillaTransformer(TiedModel):
@@ -113,7 +114,7 @@ class VanillaTransformer(TiedModel):
 
     def stack(self, x_BKWD: Tensor) -> Tensor:
         """All layers over some blocks."""
-        bucket_WW, unseen_WW = buckets_within(self.block, x_BKWD.device)
+        bucket_WW, unseen_WW = buckets_within(torch.arange(self.block, device=x_BKWD.device), self.block)
         for i, layer in enumerate(self.layers):
             note(i, x_BKWD)
             x_BKWD = self.recomputed("layer", layer)(x_BKWD, bucket_WW, unseen_WW)
@@ -136,9 +137,7 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see the block's earlier tokens."""
-        distance_BnW = places.of_tokens_Bn[..., None] - torch.arange(self.model.block, device=tokens_Bn.device)
-        bucket_BnW = PositionBias.bucket(distance_BnW)
-        unseen_BnW = distance_BnW < 0
+        bucket_BnW, unseen_BnW = buckets_within(places.of_tokens_Bn, self.model.block)
         x_BnD = self.model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(self.model.layers):

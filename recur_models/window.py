@@ -49,18 +49,20 @@ def distance_and_unseen(place_n: Tensor, span: int, keys: int) -> tuple[Tensor, 
     return distance_nZ, (distance_nZ < 1) | (distance_nZ > span)
 
 
-def buckets_of_block(window: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For a block's queries, and its own and its previous keys: the buckets of their distances, int64 [W, 2W], and the keys that
-    a query does not see, bool [W, 2W]. They are the same for all layers.
+def buckets_of_window(place_n: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """For tokens of a block, and the keys of the previous block and their own: the buckets of their distances, int64 [..., n, 2W],
+    and the keys that a token does not see, bool [..., n, 2W]. They are the same for all layers.
+
+    ``place_n``: int64, the tokens' places in their block.
     """
-    distance_WZ, unseen_WZ = distance_and_unseen(torch.arange(window, device=device), window, 2 * window)
-    return PositionBias.bucket(distance_WZ), unseen_WZ
+    distance_nZ, unseen_nZ = distance_and_unseen(place_n, window, 2 * window)
+    return PositionBias.bucket(distance_nZ), unseen_nZ
 
 
 def window_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_WZ: Tensor, unseen_WZ: Tensor) -> Tensor:
     """bias · |scale| for each query and key of a block (0 without a bias), MASKED at unseen keys: [H or 1, W, 2W].
 
-    ``bucket_WZ``, ``unseen_WZ``: from `buckets_of_block`.
+    ``bucket_WZ``, ``unseen_WZ``: from `buckets_of_window`.
     """
     if position_bias is None:
         bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)

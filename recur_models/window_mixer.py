@@ -11,14 +11,7 @@ from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State
 from recur_models.sliding_window import SlideConfig, empty_cache, last_block
 from recur_models.stepping import append, attend_parts, logit_bias
-from recur_models.window import (
-    Window,
-    buckets_of_block,
-    distance_and_unseen,
-    window_bias,
-    windowed_attention,
-    with_previous,
-)
+from recur_models.window import Window, buckets_of_window, window_bias, windowed_attention, with_previous
 
 
 class WindowMixer(Mixer):
@@ -39,7 +32,8 @@ class WindowMixer(Mixer):
         tokens = self.project(x_BTD.unflatten(1, (fresh_BK.shape[1], -1)))
         k_BKHZE = with_previous(tokens.k, state["keys"], fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], fresh_BK)
-        bucket_WZ, unseen_WZ = buckets_of_block(self.config.window, x_BTD.device)
+        window = self.config.window
+        bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(window, device=x_BTD.device), window)
         bias_HWZ = window_bias(self.position_bias, self.project.scale_H, bucket_WZ, unseen_WZ)
         heads_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, Window(bias_HWZ, None))
         after = {name: tensor.to(state[name].dtype) for name, tensor in last_block(tokens).items()}
@@ -49,11 +43,9 @@ class WindowMixer(Mixer):
         return {name: torch.zeros_like(tensor) for name, tensor in state.items()}
 
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        window = self.config.window
         tokens = self.project(x_BnD)
         after = append(places, tokens, block)
-        distance_BnZ, unseen_BnZ = distance_and_unseen(places.of_tokens_Bn, window, 2 * window)
-        bucket_BnZ = PositionBias.bucket(distance_BnZ)
+        bucket_BnZ, unseen_BnZ = buckets_of_window(places.of_tokens_Bn, self.config.window)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         parts = [(each["keys"], each["values"]) for each in (state, after)]
         heads_BHnE = attend_parts(tokens.q_self, parts, bias_BHnZ)

@@ -15,7 +15,7 @@ import torch
 from benchmarks import bare, gpu, gpu_attention, gpu_checks
 from benchmarks.contenders import peer_version
 from benchmarks.gpu_models import MODELS
-from recur_models.window import buckets_of_block, window_bias
+from recur_models.window import buckets_of_window, window_bias
 
 TINY = ["--device", "cpu", "--size", "tiny", "--steps", "1"]
 
@@ -109,7 +109,7 @@ def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
 def test_windowed_attention_is_the_same_in_all_ways() -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 2, rows, 4, requires_grad=True) for rows in (8, 16, 16))
-    bucket_WZ, unseen_WZ = buckets_of_block(8, torch.device("cpu"))
+    bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(8), 8)
     bias = window_bias(None, torch.ones(2), bucket_WZ, unseen_WZ).expand(2, -1, -1) + torch.randn(2, 8, 16)
     bias = bias.clone().requires_grad_()
     expected = gpu_attention.ours(q, k, v, bias)
