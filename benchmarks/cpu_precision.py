@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -132,13 +132,8 @@ def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dic
 
 def take_turns(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
     """CPU seconds of each run in each round that counts: the first two do not. Every other round goes the other way round."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds):
-        for name in runs if number % 2 else reversed(runs):
-            began = time.process_time()
-            runs[name]()
-            seconds[name].append(time.process_time() - began)
-    return {name: each[2:] for name, each in seconds.items()}
+    timers = {name: partial(machine.cpu_seconds, run) for name, run in runs.items()}
+    return machine.seconds_in_turns(rounds, timers, back_and_forth=True)
 
 
 def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: list[float]) -> list[results.Cell]:

@@ -14,8 +14,6 @@ recomputing over a step without. The ideal ratio has one more forward pass.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,21 +75,14 @@ def contender(config: BenchConfig, windows: int, kind: Recompute) -> Contender:
     return Contender(model, windows * config.window, kind)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Processor time of ``work``."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
 def weigh(config: BenchConfig, windows: int) -> Weighed:
     every, less = (contender(config, windows, kind) for kind in KINDS)
     ratios = []
     forwards = []
     for _ in range(config.rounds):
-        step = seconds(every.step)
-        ratios.append(seconds(less.step) / step)
-        forwards.append(seconds(every.loss) / step)
+        step = machine.cpu_seconds(every.step)
+        ratios.append(machine.cpu_seconds(less.step) / step)
+        forwards.append(machine.cpu_seconds(every.loss) / step)
     of_kind: dict[Recompute, int] = {"nothing": kept_bytes(every.loss), "block": kept_bytes(less.loss)}
     return Weighed(windows, of_kind, tuple(ratios[1:]), 1 + statistics.median(forwards[1:]))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -53,10 +54,26 @@ def check_rounds(rounds: int) -> None:
         raise UserError(f"--rounds is {rounds}, and the first two do not count: give 3 or more")
 
 
-def seconds_in_turns(rounds: int, steps: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Seconds of each step, which it returns itself, in each round that counts: the first two do not."""
-    found = [{name: step() for name, step in steps.items()} for _ in range(rounds)][2:]
-    return {name: [seconds[name] for seconds in found] for name in steps}
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """The processor's seconds for ``work``: other work beside it does not count."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def seconds_in_turns(
+    rounds: int, steps: dict[str, Callable[[], float]], back_and_forth: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each step, which it returns itself, in each round that counts: the first two do not.
+
+    ``back_and_forth``: every other round, from the first on, begins with the last step.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        backwards = back_and_forth and number % 2 == 0
+        for name in reversed(steps) if backwards else steps:
+            seconds[name].append(steps[name]())
+    return {name: each[2:] for name, each in seconds.items()}
 
 
 def ratios(upper: Sequence[float], lower: Sequence[float], form: str = ".2f") -> str:

@@ -114,8 +114,7 @@ def rows_of(trainings: dict[str, Training], seconds: dict[str, list[float]], rat
     rows: Rows = []
     for label, training in trainings.items():
         median = statistics.median(seconds[label])
-        pairs = zip(seconds[label], seconds["llama"], strict=True)
-        ratio = machine.median_and_range([own / baseline for own, baseline in pairs])
+        ratio = machine.ratios(seconds[label], seconds["llama"])
         speed = f"{tokens / median:,.0f}"
         flops = training.config.costs(training.vocab_size).computed_training_flops_per_token * tokens
         frozen = any(not parameter.requires_grad for parameter in training.model.parameters())

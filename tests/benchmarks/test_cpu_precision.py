@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cpu_precision, results
+from benchmarks import cpu_precision, machine, results
 from common.errors import UserError
 
 
@@ -44,7 +44,7 @@ def test_both_precisions_take_turns_and_the_first_rounds_do_not_count(monkeypatc
         done.append(name)
         clock[0] += seconds if len(done) > 4 else 100.0
 
-    monkeypatch.setattr(cpu_precision.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(machine.time, "process_time", lambda: clock[0])
     runs: dict[str, Callable[[], object]] = {
         "float32": lambda: take("float32", 3.0),
         "bfloat16": lambda: take("bfloat16", 2.0),
