@@ -131,7 +131,8 @@ def test_a_killed_preparation_of_short_documents_resumes(make_lines, tmp_path: P
     monkeypatch.setattr(segments, "BATCH_BYTES", 10_000)  # several record batches to a part
     whole, killed = make_lines(store=str(tmp_path / "whole")), make_lines()
     prepare(whole)
-    commit, done = committing.commit_part, []
+    commit = committing.commit_part
+    done = []
 
     def twice(*arguments: object) -> None:
         if len(done) == 2:
