@@ -195,7 +195,10 @@ class Saver:
         together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint
         self._error = None
         try:
-            staged.mkdir(parents=True, exist_ok=True)
+            # A local run's folder is there since the start of the run. Where somebody has removed it, saving fails: without its
+            # config.json a checkpoint could not be used.
+            staged.parent.mkdir(parents=not run.is_local, exist_ok=True)
+            staged.mkdir(exist_ok=True)
             notes = {name: _write_file(staged / name, tensors) for name, tensors in files.items()}
             if not run.is_local:
                 for name in files:

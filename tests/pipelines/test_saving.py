@@ -62,7 +62,9 @@ class Trained:
     def __init__(
         self, root: Path, config: CheckpointConfig | None = None, bits: dict[int, float] | None = None
     ) -> None:
-        self.run, self.bits = RunFolder.parse(root), bits or {}
+        root.mkdir(exist_ok=True)
+        self.run = RunFolder.parse(root)
+        self.bits = bits or {}
         self.saver = Saver(self.run, config or CheckpointConfig(keep=2, keep_best=0), Alone.alone(), lanes=2)
         self.model = torch.nn.Linear(4, 3)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -192,6 +194,18 @@ def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
     for name, value in saved.weights().items():
         assert torch.equal(value, expected[name])
     assert torch.equal(saved.optimizer()["state"][0]["exp_avg"], momentum)
+
+
+def test_a_run_folder_that_is_removed_during_training(tmp_path: Path) -> None:
+    """The save fails and leaves no folder that looks like a run."""
+    trained = Trained(tmp_path / "run")
+    trained.save(1)
+    trained.saver.close()
+    shutil.rmtree(tmp_path / "run")
+    trained.save(2)
+    with pytest.raises(Unwritable, match=r"step 2 could not be written .*No such file.*run/checkpoints"):
+        trained.saver.close()
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_save_at_a_time(tmp_path: Path) -> None:
