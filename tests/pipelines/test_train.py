@@ -547,6 +547,14 @@ class TestRefusals:
             (("--hang-seconds", "-1"), "hang_seconds is -1.0: it must be at least 0"),
             (("--run", ""), "run is '': it must be the name of a folder below --root"),
             (("--run", "../x"), "run is '../x'"),
+            (
+                ("--run", "mlflow.db", "--tracking.backend", "mlflow"),
+                "run is 'mlflow.db', and MLflow's own mlflow.db is",
+            ),
+            (
+                ("--run", "mlartifacts/one", "--tracking.backend", "mlflow"),
+                "and MLflow's own mlartifacts is below --root",
+            ),
             (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
