@@ -65,6 +65,7 @@ class Training:
         self.model = model
         self.lanes = lanes
         self.optimizer = build_optimizer(model, config.optim)
+        root.mkdir()
         self.saver = Saver(RunFolder.parse(root), CheckpointConfig(keep=1, keep_best=0), World.alone(), lanes)
         self.tokens = torch.randint(model.vocab_size, (lanes, segment))
         self.fresh = torch.zeros(lanes, segment // model.block, dtype=torch.bool)
