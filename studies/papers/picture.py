@@ -62,7 +62,7 @@ def plot(results: Results, path: Path) -> Path:
         size = (size[0] + 3, 1.6 * size[1])
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not results.table.x)
-    said = {"paper": "paper", "ours": f"ours, {results.scale}"}
+    said = {"paper": "paper", "ours": f"ours, {results.source}"}
     for number, column in enumerate(columns):
         for axes, of in zip(panels[:, number], whose, strict=True):
             draw(results, axes, column, of == "paper")

@@ -147,7 +147,18 @@ class Plan:
         cells = {key: tuple(values) for key, values in found.values.items() if values}
         named = {label: sorted(names) for label, names in found.runs.items()}
         best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in found.validated.items()}
-        return Results(self.name, self.table, self.scale, self.seeds, cells, command, facts, {"runs": named}, best)
+        return Results(
+            self.name,
+            self.table,
+            self.scale,
+            self.seeds,
+            cells,
+            command=command,
+            facts=facts,
+            notes={"runs": named},
+            best=best,
+            corpus=self.study.corpus,
+        )
 
     def scored_trainings(self) -> list[Training]:
         """The trainings behind the cells, each once. Where several learning rates are tried, only those of the chosen one."""

@@ -51,6 +51,13 @@ class Results:
     """Other values for the JSON."""
     best: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     """The best seed's values by row and column, for the columns that show the best seed."""
+    corpus: str = ""
+    """The corpus that our trainings read instead of the columns' corpora of text; empty if they read those."""
+
+    @property
+    def source(self) -> str:
+        """The scale of our values and the corpus that replaces others: "tiny, text of python-source"."""
+        return f"{self.scale}, text of {self.corpus}" if self.corpus else self.scale
 
     def ours(self, row: Row, column: Column) -> tuple[float, ...]:
         return self.cells.get((row.label, column.name), ())
@@ -180,7 +187,7 @@ class Results:
         seeds = f"seed{'s' * (len(self.seeds) > 1)} {', '.join(map(str, self.seeds))}"
         means = any(column.name not in self.of_best() and column.metric not in COSTS for column in self.table.columns)
         beside = " ± standard deviation" if len(self.seeds) > 1 and means else ""
-        return f"{self.name} ({self.table.about}), ours at scale {self.scale}, {seeds}{beside}"
+        return f"{self.name} ({self.table.about}), ours at scale {self.source}, {seeds}{beside}"
 
     def markdown(self) -> str:
         """The table, its command and its sentences as Markdown."""
@@ -208,7 +215,13 @@ class Results:
             for row in self.table.rows
             for column in self.table.columns
         ]
-        about = {"name": self.name, "about": self.table.about, "scale": self.scale, "seeds": self.seeds}
+        about = {
+            "name": self.name,
+            "about": self.table.about,
+            "scale": self.scale,
+            "corpus": self.corpus,
+            "seeds": self.seeds,
+        }
         orderings = {name: found._asdict() for name, found in self.orderings().items()}
         return {
             **about,

@@ -223,6 +223,13 @@ def test_a_circles_radius_is_proportional_to_the_parameters() -> None:
     assert rows[0][1:3] == ["218,000,000", "600,000"]
 
 
+def test_a_corpus_in_place_of_the_papers_is_named() -> None:
+    """Beside our values, since the column has the name of the paper's corpus."""
+    made = replace(results({"a": (1.5,), "b": (1.9,)}), corpus="python-source")
+    assert made.title().startswith("mine (A table), ours at scale tiny, text of python-source, seeds 0, 1")
+    assert made.to_json()["corpus"] == "python-source"
+
+
 def test_many_models_in_a_figure_can_be_told_apart() -> None:
     """Today's Figure 1 has more rows than there are colours; its circles' areas are the sizes of State."""
     table = PAPERS["today"]["figure-1"]
