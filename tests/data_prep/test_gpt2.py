@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
 
 from data_prep import lanes, parts
@@ -68,6 +68,20 @@ def folder(theirs: RustTokenizer, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> GPT2Tokenizer:
+    """The same BPE, read from that folder."""
+    return GPT2Tokenizer.from_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def from_json(theirs: RustTokenizer) -> HuggingFaceTokenizer:
+    """The same BPE, read from a tokenizer.json and run by tiktoken."""
+    tokenizer = HuggingFaceTokenizer(theirs.to_str().encode())
+    assert tokenizer.details()["engine"] == "tiktoken"
+    return tokenizer
+
+
 def plain(tokenizer: RustTokenizer, text: str) -> list[int]:
     tokenizer.encode_special_tokens = True
     return tokenizer.encode(text, add_special_tokens=False).ids
@@ -75,28 +89,22 @@ def plain(tokenizer: RustTokenizer, text: str) -> list[int]:
 
 @settings(deadline=None, max_examples=500)
 @given(text=TEXTS, cut=st.booleans())
-def test_ids_are_hugging_faces(theirs: RustTokenizer, folder: Path, text: str, cut: bool) -> None:
-    ours = _cached(folder)
-    module.CUTS = replace(module.CUTS, characters=0 if cut else 1 << 16)
-    ids = ours.encode(text)
+def test_ids_are_hugging_faces(theirs: RustTokenizer, ours: GPT2Tokenizer, text: str, cut: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if cut:
+            patch.setattr(module, "CUTS", replace(module.CUTS, characters=0))
+        ids = ours.encode(text)
     assert ids.tolist() == plain(theirs, text)
     assert ours.decode(ids) == text and bod_id(ours) not in ids
 
 
-def _cached(folder: Path, cache: dict[Path, GPT2Tokenizer] = {}) -> GPT2Tokenizer:  # noqa: B006
-    if folder not in cache:
-        cache[folder] = GPT2Tokenizer.from_folder(folder)
-    return cache[folder]
-
-
-def test_long_words_are_encoded(theirs: RustTokenizer, folder: Path) -> None:
-    ours = _cached(folder)
+def test_long_words_are_encoded(theirs: RustTokenizer, ours: GPT2Tokenizer) -> None:
     for text in ("a" * 30_000, " " * 30_000 + "x", "é!" * 20_000, "\n" * 10_000, "-" * 70_000):
         assert ours.encode(text).tolist() == plain(theirs, text)
 
 
-def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, folder: Path) -> None:
-    ours, text = _cached(folder), " " * 1_100_000 + "x"
+def test_blanks_on_which_tiktoken_gives_up(theirs: RustTokenizer, ours: GPT2Tokenizer) -> None:
+    text = " " * 1_100_000 + "x"
     with pytest.raises(ValueError, match="backtracking"):
         ours._encoding.encode_to_numpy(text, disallowed_special=())
     assert ours.encode(text).tolist() == plain(theirs, text)
@@ -117,8 +125,10 @@ BATCHES = st.lists(
 
 @settings(deadline=None, max_examples=150)
 @given(texts=BATCHES)
-def test_ids_of_a_batch_are_those_of_each_text(theirs: RustTokenizer, folder: Path, texts: list[str]) -> None:
-    for tokenizer in (_cached(folder), _files(theirs)["gpt2"][0], _gpt2_file(theirs)):
+def test_ids_of_a_batch_are_those_of_each_text(
+    theirs: RustTokenizer, ours: GPT2Tokenizer, from_json: HuggingFaceTokenizer, cut_files: CutFiles, texts: list[str]
+) -> None:
+    for tokenizer in (ours, cut_files["gpt2"][0], from_json):
         ids, lengths = tokenizer.encode_batch(texts)
         assert ids.dtype == np.uint16 and lengths.dtype == np.int64
         assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))] == [
@@ -127,16 +137,7 @@ def test_ids_of_a_batch_are_those_of_each_text(theirs: RustTokenizer, folder: Pa
         ]
 
 
-def _gpt2_file(theirs: RustTokenizer, cache: list[HuggingFaceTokenizer] = []) -> HuggingFaceTokenizer:  # noqa: B006
-    """A tokenizer.json that tiktoken runs."""
-    if not cache:
-        cache.append(HuggingFaceTokenizer(theirs.to_str().encode()))
-    assert cache[0].details()["engine"] == "tiktoken"
-    return cache[0]
-
-
-def test_a_batch_with_blanks_on_which_tiktoken_gives_up(folder: Path) -> None:
-    ours = _cached(folder)
+def test_a_batch_with_blanks_on_which_tiktoken_gives_up(ours: GPT2Tokenizer) -> None:
     texts = ["a b", " " * 1_100_000 + "x", "c"]
     encoded = parts._encode_all([Document("", "", text) for text in texts], 5, ours)
     first, blanks, last = np.split(encoded.tokens, np.cumsum(encoded.lengths)[:-1])
@@ -144,26 +145,26 @@ def test_a_batch_with_blanks_on_which_tiktoken_gives_up(folder: Path) -> None:
     assert ours.decode(blanks) == texts[1]
 
 
-def test_a_document_of_a_batch_that_cannot_be_encoded_is_named(folder: Path) -> None:
+def test_a_document_of_a_batch_that_cannot_be_encoded_is_named(ours: GPT2Tokenizer) -> None:
     documents = [Document(id, "", text) for id, text in (("first", "a"), ("second", "\ud800"), ("third", "b"))]
     with pytest.raises(CorpusError, match=r"document 'second': tokenizer .* cannot encode the text .*surrogates"):
-        parts._encode_all(documents, 0, _cached(folder))
+        parts._encode_all(documents, 0, ours)
 
 
 @pytest.mark.parametrize("blank", [" ", "\n\u3000\x85\t"])
-def test_long_runs_of_blanks_are_words_of_their_own(theirs: RustTokenizer, folder: Path, blank: str) -> None:
-    ours, run = _cached(folder), blank * 2000
+def test_long_runs_of_blanks_are_words_of_their_own(theirs: RustTokenizer, ours: GPT2Tokenizer, blank: str) -> None:
+    run = blank * 2000
     for text in (f"a{run[:-1]} b\x1c{run}\x1d{run}", f"{run}x", f"x  {run}'s", run):
         ids = [index for part in ours._at_long_runs(text) for index in ours._ids(*part).tolist()]
         assert ids == plain(theirs, text)
 
 
-def test_the_name_of_a_special_token_is_ordinary_text(theirs: RustTokenizer, folder: Path) -> None:
+def test_the_name_of_a_special_token_is_ordinary_text(theirs: RustTokenizer, ours: GPT2Tokenizer) -> None:
     special = theirs.token_to_id("<|endoftext|>")
     assert special is not None
     text = "one<|endoftext|>two"
     file = HuggingFaceTokenizer(theirs.to_str().encode(), engine="tokenizers")
-    for tokenizer in (_cached(folder), file):
+    for tokenizer in (ours, file):
         ids = tokenizer.encode(text)
         assert special not in ids and tokenizer.decode(ids) == text
         assert tokenizer.decode([special, *ids, bod_id(tokenizer)]) == "<|endoftext|>" + text
@@ -291,7 +292,7 @@ def pipelines(theirs: RustTokenizer) -> dict[str, RustTokenizer]:
     t5.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])  # type: ignore[assignment]
     t5.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
     llama = RustTokenizer.from_str(theirs.to_str())
-    split = pre_tokenizers.Split(pre_tokenizers_regex(max(PATTERNS, key=len)), "isolated")
+    split = pre_tokenizers.Split(Regex(max(PATTERNS, key=len)), "isolated")
     llama.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])  # type: ignore
     llama.add_tokens([AddedToken("lanes"), AddedToken("   ")])
     prefixed = RustTokenizer.from_str(theirs.to_str())
@@ -305,10 +306,21 @@ def pipelines(theirs: RustTokenizer) -> dict[str, RustTokenizer]:
     }
 
 
-def pre_tokenizers_regex(pattern: str) -> Any:
-    from tokenizers import Regex
+CutFiles = dict[str, tuple[HuggingFaceTokenizer, RustTokenizer]]
 
-    return Regex(pattern)
+
+@pytest.fixture(scope="module")
+def cut_files(theirs: RustTokenizer) -> CutFiles:
+    """Each of `pipelines`: ours, which cuts texts into pieces as short as they can be, and theirs, which reads them whole."""
+    found = {}
+    for kind, whole in pipelines(theirs).items():
+        tokenizer = HuggingFaceTokenizer(whole.to_str().encode(), kind, engine="tokenizers")
+        assert tokenizer.cuts
+        tokenizer.cuts = replace(tokenizer.cuts, characters=0)
+        whole.no_truncation()
+        whole.no_padding()
+        found[kind] = tokenizer, whole
+    return found
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "llama", "prefixed", "gpt2"])
@@ -320,9 +332,9 @@ def pre_tokenizers_regex(pattern: str) -> Any:
         st.lists(st.sampled_from([*OTHERS, " ", "x "])).map("".join),
     )
 )
-def test_pieces_of_a_file_do_not_change_the_ids(theirs: RustTokenizer, kind: str, text: str) -> None:
-    ours, whole = _files(theirs)[kind]
-    assert ours.encode(text).tolist() == plain(whole, text)
+def test_pieces_of_a_file_do_not_change_the_ids(cut_files: CutFiles, kind: str, text: str) -> None:
+    tokenizer, whole = cut_files[kind]
+    assert tokenizer.encode(text).tolist() == plain(whole, text)
 
 
 @pytest.mark.parametrize("content", ["x\u00a0y", "x¨y", "x y", "\u00a0y"])
@@ -354,22 +366,11 @@ def test_an_added_token_that_lies_across_no_cut(content: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5", "llama", "prefixed"])
-def test_texts_of_other_scripts_are_cut(theirs: RustTokenizer, kind: str) -> None:
-    ours, whole = _files(theirs)[kind]
+def test_texts_of_other_scripts_are_cut(cut_files: CutFiles, kind: str) -> None:
+    tokenizer, whole = cut_files[kind]
     for text in ("Привет мир и ёлка " * 99, "שלום עולם " * 99, "안녕하세요 세계 " * 99, "नमस्कार मन घर " * 99):
-        assert ours.cuts and max(map(len, ours.cuts.pieces(text))) < 30
-        assert ours.encode(text).tolist() == plain(whole, text)
-
-
-def _files(theirs: RustTokenizer, cache: dict[str, Any] = {}) -> dict[str, tuple[HuggingFaceTokenizer, RustTokenizer]]:  # noqa: B006
-    for kind, tokenizer in {} if cache else pipelines(theirs).items():  # type: ignore[union-attr]
-        ours = HuggingFaceTokenizer(tokenizer.to_str().encode(), kind, engine="tokenizers")
-        assert ours.cuts
-        ours.cuts = replace(ours.cuts, characters=0)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        cache[kind] = (ours, tokenizer)
-    return cache
+        assert tokenizer.cuts and max(map(len, tokenizer.cuts.pieces(text))) < 30
+        assert tokenizer.encode(text).tolist() == plain(whole, text)
 
 
 def test_files_are_kept_and_run_by_the_fastest_engine(theirs: RustTokenizer, tmp_path: Path) -> None:

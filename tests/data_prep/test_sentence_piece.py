@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ KINDS = {
     "stripped BPE": {"model_type": "bpe", "user_defined_symbols": ["def", "<x>"]},
     "no prefix": {"model_type": "bpe", "add_dummy_prefix": False, "remove_extra_whitespaces": False},
 }
+PROVED = (*KINDS, "bpe", "unigram")
+"""Those whose texts may be cut; the last two are as `prepare` trains them."""
 UNIGRAM = {"T5's", "case folded", "unigram"}
 """Two segmentations with equal scores are both right: rounding to 32 bits decides, and so does the place where it begins."""
 UNPROVED = {
@@ -72,20 +75,25 @@ def model(**options: Any) -> bytes:
     return made.getvalue()
 
 
-def made(kind: str, cache: dict[str, SentencePieceTokenizer] = {}) -> SentencePieceTokenizer:  # noqa: B006
-    """A tokenizer of a kind of model, whose pieces are as short as they can be."""
-    if kind not in cache:
-        if kind in ("bpe", "unigram"):
-            tokenizer = train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n"))
-        else:
-            tokenizer = SentencePieceTokenizer(model(**{**KINDS, **UNPROVED}[kind]), kind)
-        if tokenizer.cuts:
-            tokenizer.cuts = replace(tokenizer.cuts, characters=0, fallback_characters=8)
-        cache[kind] = tokenizer
-    return cache[kind]
+@cache
+def made(kind: str) -> SentencePieceTokenizer:
+    """A tokenizer of a kind of model, which cuts texts into pieces as short as they can be. Do not change it."""
+    if kind in ("bpe", "unigram"):
+        tokenizer = train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n"))
+    else:
+        tokenizer = SentencePieceTokenizer(model(**{**KINDS, **UNPROVED}[kind]), kind)
+    return with_cuts(tokenizer, characters=0, fallback_characters=8) if tokenizer.cuts else tokenizer
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+def with_cuts(tokenizer: SentencePieceTokenizer, **lengths: Any) -> SentencePieceTokenizer:
+    """A copy of a tokenizer that cuts texts, with other lengths of pieces."""
+    assert tokenizer.cuts
+    changed = copy(tokenizer)
+    changed.cuts = replace(tokenizer.cuts, **lengths)
+    return changed
+
+
+@pytest.mark.parametrize("kind", PROVED)
 @settings(deadline=None, max_examples=300)
 @given(text=SAMPLES)
 @example(text="x \u0308 y z")
@@ -100,23 +108,19 @@ def test_pieces_do_not_change_the_ids(kind: str, text: str) -> None:
         assert kind in UNIGRAM and sorted(ids) == sorted(whole) and tokenizer.decode(ids) == tokenizer.decode(whole)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+@pytest.mark.parametrize("kind", PROVED)
 def test_pieces_are_short_and_keep_the_ids_of_a_long_text(kind: str) -> None:
     tokenizer, text = made(kind), "\n\n" + SOURCE + "\n \n" + SOURCE
     assert tokenizer.cuts
     assert max(map(len, tokenizer.cuts.pieces(text))) < 100
     ids, whole = tokenizer.encode(text).tolist(), tokenizer._processor.encode(text)
-    if kind in (
-        "T5's",
-        "case folded",
-        "unigram",
-    ):  # scores are summed in 32 bits: over a whole text, equals are told apart by rounding
+    if kind in UNIGRAM:  # scores are summed in 32 bits: over a whole text, equals are told apart by rounding
         assert len(ids) == len(whole) and sum(a != b for a, b in zip(ids, whole, strict=True)) < len(ids) / 100
     else:
         assert ids == whole
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "bpe", "unigram"])
+@pytest.mark.parametrize("kind", PROVED)
 def test_texts_of_other_scripts_are_cut_too(kind: str) -> None:
     tokenizer = made(kind)
     for text in ("привет мир и ёлка " * 99, "שלום עולם " * 99, "안녕하세요 세계 " * 99):
@@ -135,15 +139,14 @@ def test_a_unigram_models_texts_are_cut_in_ascii_where_they_can_be(kind: str) ->
     assert max(map(len, cuts.pieces("привет мир и ёлка " * 9000))) < 66_000
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *UNPROVED, "bpe", "unigram"])
+@pytest.mark.parametrize("kind", [*PROVED, *UNPROVED])
 @settings(deadline=None, max_examples=30)
 @given(texts=st.lists(SAMPLES, min_size=1))
 @example(texts=["a b", "", " ", "x " * 3000])
 def test_ids_of_a_batch_are_those_of_the_library(kind: str, texts: list[str]) -> None:
     tokenizer = made(kind)
     if tokenizer.cuts:
-        tokenizer = copy(tokenizer)
-        tokenizer.cuts = replace(tokenizer.cuts, characters=PIECE_CHARACTERS)  # type: ignore[type-var]
+        tokenizer = with_cuts(tokenizer, characters=PIECE_CHARACTERS)
     ids, lengths = tokenizer.encode_batch(texts)
     expected = [tokenizer._processor.encode(text) for text in texts]
     assert lengths.tolist() == [len(part) for part in expected]
@@ -221,9 +224,7 @@ def test_too_few_pieces_for_the_characters() -> None:
 
 
 def test_memory_of_a_long_text() -> None:
-    tokenizer = made("pg19's")
-    assert tokenizer.cuts
-    tokenizer.cuts = replace(tokenizer.cuts, characters=4096)
+    tokenizer = with_cuts(made("pg19's"), characters=4096)
     text = SOURCE * (8_000_000 // len(SOURCE))
     Path("/proc/self/clear_refs").write_text("5")  # the most that this process had is what it has now
     before = resident("VmHWM")

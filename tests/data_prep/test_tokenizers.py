@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -45,6 +47,12 @@ from tests.small_tokenizers import SPECIAL, moves_tokenizer, with_special_tokens
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
 
 
+@cache
+def sentencepiece(kind: Literal["unigram", "bpe"]) -> SentencePieceTokenizer:
+    """A tokenizer of 400 pieces, trained on SOURCE."""
+    return train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n"))
+
+
 @pytest.fixture(scope="module", params=["sentencepiece:400", "sentencepiece-bpe:400"])
 def trained(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     training = tokenizer_from_spec(request.param)
@@ -65,15 +73,8 @@ def test_bytes_round_trip(text: str) -> None:
 @given(text=st.text(alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from(" \t\n\r"))))
 def test_trained_round_trip(text: str) -> None:
     text = text.replace("\u2581", "")  # SentencePiece writes a space so: the one character that cannot survive
-    for tokenizer in _both():
+    for tokenizer in (sentencepiece("unigram"), sentencepiece("bpe")):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def _both(cache: list[SentencePieceTokenizer] = []) -> list[SentencePieceTokenizer]:  # noqa: B006
-    if not cache:
-        for kind in ("unigram", "bpe"):
-            cache.append(train_sentencepiece(TokenizerTraining(kind, kind, 400), "", SOURCE.split("\n")))
-    return cache
 
 
 def test_trained(trained: SentencePieceTokenizer) -> None:
@@ -96,7 +97,7 @@ def test_trained(trained: SentencePieceTokenizer) -> None:
     )
 )
 def test_ids_of_a_batch_are_those_of_each_text(texts: list[str]) -> None:
-    for tokenizer in (BytesTokenizer(), *_both()):
+    for tokenizer in (BytesTokenizer(), sentencepiece("unigram"), sentencepiece("bpe")):
         assert isinstance(tokenizer, BatchTokenizer)
         ids, lengths = tokenizer.encode_batch(texts)
         assert ids.dtype == np.uint16 and lengths.dtype == np.int64
@@ -109,7 +110,7 @@ def test_bytes_and_text_in_one_batch() -> None:
     assert (ids.tolist(), lengths.tolist()) == ([0xFF, 0, 0xC3, 0xA9], [2, 2])
 
 
-@pytest.mark.parametrize("make", [BytesTokenizer, lambda: _both()[0], lambda: _both()[1]])
+@pytest.mark.parametrize("make", [BytesTokenizer, lambda: sentencepiece("unigram"), lambda: sentencepiece("bpe")])
 def test_save_and_load(make, tmp_path: Path) -> None:
     tokenizer: Tokenizer = make()
     save_tokenizer(tokenizer, tmp_path)
@@ -130,7 +131,7 @@ def test_token_dtype() -> None:
 def test_damaged(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing: prepare the corpus again"):
         load_tokenizer(tmp_path)
-    save_tokenizer(_both()[0], tmp_path)
+    save_tokenizer(sentencepiece("unigram"), tmp_path)
     details = unseal((tmp_path / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer.json").write_bytes(seal({**details, "fingerprint": "0"}))
     with pytest.raises(TokenizerError, match="its fingerprint does not match"):
@@ -339,7 +340,12 @@ def test_an_unknown_tokens_name_is_spelt() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [BytesTokenizer, lambda: _both()[0], lambda: HuggingFaceTokenizer(moves_tokenizer().to_str().encode())]
+    "make",
+    [
+        BytesTokenizer,
+        lambda: sentencepiece("unigram"),
+        lambda: HuggingFaceTokenizer(moves_tokenizer().to_str().encode()),
+    ],
 )
 @pytest.mark.parametrize("path", ["{}", "{}/tokenizer.json", "file://{}"])
 def test_the_tokenizer_of_a_prepared_corpus(make, path: str, tmp_path: Path) -> None:
@@ -365,7 +371,7 @@ def test_what_is_not_the_tokenizer_of_a_prepared_corpus(tmp_path: Path) -> None:
     save_tokenizer(SymbolsTokenizer(["a", "b"]), tmp_path)
     with pytest.raises(TokenizerError, match="holds the symbols of a task, which are no tokens of another corpus"):
         tokenizer_from_spec(str(tmp_path))
-    save_tokenizer(_both()[0], tmp_path)
+    save_tokenizer(sentencepiece("unigram"), tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"")
     with pytest.raises(TokenizerError, match=r"tokenizer\.model is damaged"):
         tokenizer_from_spec(str(tmp_path))
