@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from recur_models import IGNORED, MODELS, losses, model_from_json
-from recur_models.block_recurrent import Cell, RecConfig
-from recur_models.gates import FixedGate
 from recur_models.layers import PositionBias, RMSNorm, attend
 from recur_models.sliding_window import SlideConfig
 
@@ -168,39 +163,3 @@ def test_the_norm_of_a_training_in_bfloat16_on_a_cpu_is_that_of_float32() -> Non
     gradients = torch.autograd.grad(found, (x, norm.scale), upstream.bfloat16())
     for gradient, wanted in zip(gradients, torch.autograd.grad(exact, (x, norm.scale), upstream), strict=True):
         torch.testing.assert_close(gradient, wanted, atol=0.05, rtol=0.03)
-
-
-NEARLY_CLOSED = 6.5
-"""The bias of a fixed gate whose g is 0.9985, which in bfloat16 would be 1."""
-
-
-def test_a_nearly_closed_gate_lets_candidates_in_under_autocast() -> None:
-    torch.manual_seed(0)
-    gate = FixedGate(8, 16, "meliad", squash=False)
-    nn.init.constant_(gate.bias, NEARLY_CLOSED)
-    c_BSD = torch.randn(2, 4, 16)
-    h_BSN = torch.randn(2, 4, 8)
-    moved = gate(c_BSD, h_BSN) - c_BSD
-    with torch.autocast("cpu", torch.bfloat16):
-        found = gate(c_BSD, h_BSN) - c_BSD
-    assert (found - moved).norm() < 0.01 * moved.norm()
-
-
-@pytest.mark.parametrize("cell", ["skip", "dual", "single"])
-def test_a_nearly_closed_gate_moves_states_of_bfloat16_weights(cell: Cell) -> None:
-    torch.manual_seed(0)
-    size = {"layers": 2, "d_model": 16, "heads": 2, "head_dim": 8, "mlp_dim": 16, "window": 4, "states": 4}
-    config = RecConfig(**size, recurrent_layers=(2,), cell=cell, dropout=0.0)
-    model = config.build(31).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("gate.bias"):
-            nn.init.constant_(parameter, NEARLY_CLOSED)
-    text = torch.randint(31, (2, 32 * config.block))
-    moved = []
-    with torch.no_grad():
-        for each in (model, copy.deepcopy(model).bfloat16()):
-            before = each.initial_state(2)
-            _, after = each(text, before)
-            moved.append(after["layers.1.states"] - before["layers.1.states"])
-    in_float32, in_bfloat16 = moved
-    assert (in_bfloat16 - in_float32).norm() < 0.03 * in_float32.norm()

@@ -17,7 +17,6 @@ from recur_models import (
     UniversalTransformerConfig,
 )
 from recur_models.core import Distances
-from recur_models.health import watch
 from recur_models.transformer_sequential import model_from_params
 from tests.recur_models.naive import under
 from tests.recur_models.small_models import kept, tokens
@@ -166,15 +165,6 @@ def test_memory_is_linear_in_the_segment(config: Any) -> None:
     model = config.build(VOCAB)
     few, some, many = (kept(model, blocks) for blocks in (6, 12, 24))
     assert (many - some) / (some - few) == pytest.approx(2, rel=0.03)
-
-
-def test_the_share_of_earlier_chunks_is_watched() -> None:
-    model = StaircaseConfig(**SIZE, chunk=4, passes=2).build(VOCAB)
-    with torch.no_grad():
-        model.distances_EP[:, :4] = 1e3 * model.layers[0].qkv.weight.new_ones(12, 1)
-    with watch(model) as health:
-        model(tokens(2, 16))
-    assert set(health.metrics()) == {"state_share"} and 0 < health.metrics()["state_share"] < 1
 
 
 @pytest.mark.parametrize(
