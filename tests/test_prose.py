@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -67,4 +66,3 @@ def test_results_changelog_and_releases_are_not_checked() -> None:
     assert {"README.md", "examples/sweep.ipynb", "Makefile", ".github/pull_request_template.md"} <= names
     assert not names & {"CHANGELOG.md", "RESULTS.md"}
     assert not [name for name in names if name.startswith((".venv/", ".git/", "tests/releases/v", "results/"))]
-    assert all(isinstance(path, Path) for path in prose.files())

@@ -19,7 +19,14 @@ def test_a_folder_with_a_blank_in_its_name_is_one_word(tmp_path: Path) -> None:
     assert state_tracking.read("walk", "lstm", 3, training) is None
 
 
-@pytest.mark.parametrize("options", [{"at_once": 0}, {"seeds": ()}, {"tasks": ("walks",)}])
-def test_what_cannot_be_done_is_a_sentence(options: dict[str, object]) -> None:
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"at_once": 0}, "--at-once is 0: give 1 or more"),
+        ({"seeds": ()}, "--seeds names nothing: give one or more"),
+        ({"tasks": ("walks",)}, "'walks' is not among these: did you mean 'walk'"),
+    ],
+)
+def test_options_that_name_nothing_to_train_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         state_tracking.BenchConfig(**options)  # pyrefly: ignore

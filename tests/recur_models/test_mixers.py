@@ -90,21 +90,6 @@ def test_autocast_changes_no_bit_of_a_rule(rule: Rule) -> None:
         assert torch.equal(each, plain)
 
 
-def test_the_delta_rule_writes_what_a_key_lacks() -> None:
-    """One token after another, as the equation reads."""
-    q, k, v, log_decay, beta, state = (tensor.detach() for tensor in inputs(2).values())
-    outputs = []
-    S = state
-    for t in range(T):
-        S = S * log_decay[:, t].exp()[..., None, None]
-        held = torch.einsum("bhev,bhe->bhv", S, k[:, t])
-        S = S + torch.einsum("bhe,bhv->bhev", k[:, t], beta[:, t, :, None] * (v[:, t] - held))
-        outputs.append(torch.einsum("bhev,bhe->bhv", S, q[:, t]) * E**-0.5)
-    made, after = gated_delta_rule(q, k, v, log_decay, beta, state, chunk=16)
-    torch.testing.assert_close(made, torch.stack(outputs, 1), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(after, S, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("rule", ["delta", "decayed", "matrix"])
 def test_what_is_kept_stays_exact_beside_tokens_that_forget_all(rule: Rule) -> None:
     """In float32 as in float64, though cumulative log decays are in the hundreds: one token in ten forgets much."""

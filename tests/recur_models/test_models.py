@@ -171,14 +171,6 @@ def test_hidden_states_are_what_the_logits_are_made_of(config: ModelConfig) -> N
     assert all(torch.equal(state[name], after[name]) for name in after)
 
 
-def test_every_parameter_gets_a_gradient_within_one_segment(config: ModelConfig) -> None:
-    model = build(config)
-    text = tokens(2, 3 * model.block)
-    model(text, model.initial_state(2), fresh_at(2, 3), text)[0].sum().backward()
-    without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert without == []
-
-
 @pytest.mark.parametrize("recompute", ["layer", "block"])
 def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute) -> None:
     if recompute not in config.recomputes:
