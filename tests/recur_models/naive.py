@@ -14,8 +14,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+def weights_of(model: Any) -> dict[str, Tensor]:
+    """A model's weights and buffers by their names, cut from the graph."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
 def norm(x: Tensor, scale: Tensor, eps: float = 1e-6) -> Tensor:
     return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * scale
+
+
+def layer_norm(p: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    """LayerNorm [*, D] with the weight and bias of that name."""
+    centred = x - x.mean(-1, keepdim=True)
+    return norm(centred, p[f"{name}.weight"], 1e-5) + p[f"{name}.bias"]
+
+
+def turned(x: Tensor, position: int, base: float = 10_000.0) -> Tensor:
+    """Rotary embedding of a vector [E]: its pairs (i, i + E/2) as complex numbers, times exp(i position base^(−2i/E))."""
+    half = len(x) // 2
+    angles = torch.tensor([position * base ** (-i / half) for i in range(half)], dtype=x.dtype)
+    z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([z.real, z.imag])
 
 
 def heads_of(x: Tensor, heads: int) -> Tensor:  # [n, H·E] → [H, n, E]
@@ -110,7 +129,7 @@ class Naive:
 
     def __init__(self, model: Any, masks: Any = lambda *_: 1.0):
         self.masks = masks
-        self.p = {name: value.detach() for name, value in model.state_dict().items()}
+        self.p = weights_of(model)
         self.config = model.config
         self.recurrent = [i for i in range(model.config.layers) if f"layers.{i}.states.initial_SD" in self.p]
         self.feedback = getattr(model.config, "feedback", False)
@@ -206,7 +225,7 @@ class NaiveVanilla:
     """The same for the transformer without memory: each block alone, a token seeing itself too."""
 
     def __init__(self, model: Any, masks: Any = lambda *_: 1.0):
-        self.p = {name: value.detach() for name, value in model.state_dict().items()}
+        self.p = weights_of(model)
         self.config = model.config
         self.masks = masks
 

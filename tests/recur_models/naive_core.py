@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.recur_models.naive import layer_norm, weights_of
+
 
 class NaiveCore:
-    def __init__(self, model: Any):
-        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
-        self.config = model.config
+    sees_itself = False
+    """Whether a token attends to itself."""
 
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
-        return scaled * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+    def __init__(self, model: Any):
+        self.p = weights_of(model)
+        self.config = model.config
 
     def attend(
         self, i: int, x: Tensor, context: Tensor, distance: Tensor, absent: Tensor, shared: int | None = None
@@ -30,43 +30,34 @@ class NaiveCore:
         ``absent`` [m]. ``shared``: the layer that makes keys and values."""
         w = self.config.width
         heads = self.config.heads
-        q = self.norm(f"layers.{i}.norm", x) @ self.p[f"layers.{i}.qkv.weight"][:w].T
+        q = layer_norm(self.p, f"layers.{i}.norm", x) @ self.p[f"layers.{i}.qkv.weight"][:w].T
         j = i if shared is None else shared
-        k, v = (self.norm(f"layers.{j}.norm", context) @ self.p[f"layers.{j}.qkv.weight"][w:].T).chunk(2, -1)
-        itself = self.itself
-        span = self.p["distances_EP"].shape[1]
+        k, v = (layer_norm(self.p, f"layers.{j}.norm", context) @ self.p[f"layers.{j}.qkv.weight"][w:].T).chunk(2, -1)
+        nearest = self.p["distances_EP"].shape[1] - (1 if self.sees_itself else 0)  # where distance 0 has its column, or would have it
+        masked = absent & (self.config.absent == "masked")
         out = torch.zeros(len(x), w)
         for n in range(len(x)):
-            sees = [
-                m
-                for m in range(len(context))
-                if distance[n, m] >= 0 and not (self.config.absent == "masked" and absent[m])
-            ]
-            for h in range(heads):
-                if not sees:
-                    continue
+            sees = [m for m in range(len(context)) if distance[n, m] >= 0 and not masked[m]]
+            for h in range(heads if sees else 0):
                 part = slice(h * self.config.head_dim, (h + 1) * self.config.head_dim)
-                columns = [int(span - (1 if itself else 0) - distance[n, m]) for m in sees]
+                columns = [int(nearest - distance[n, m]) for m in sees]
                 keys = k[sees][:, part] + self.p["distances_EP"][:, columns].T
                 weights = torch.softmax(keys @ q[n, part] / self.config.head_dim**0.5, 0)
                 out[n, part] = weights @ v[sees][:, part]
         return out @ self.p[f"layers.{i}.out.weight"].T
 
-    itself = False
-
     def mlp(self, i: int, x: Tensor) -> Tensor:
         p = self.p
-        hidden = torch.relu(
-            self.norm(f"layers.{i}.mlp_norm", x) @ p[f"layers.{i}.hidden.weight"].T + p[f"layers.{i}.hidden.bias"]
-        )
+        normed = layer_norm(p, f"layers.{i}.mlp_norm", x)
+        hidden = torch.relu(normed @ p[f"layers.{i}.hidden.weight"].T + p[f"layers.{i}.hidden.bias"])
         return hidden @ p[f"layers.{i}.mlp_out.weight"].T + p[f"layers.{i}.mlp_out.bias"]
 
     def read_out(self, x: Tensor) -> Tensor:
-        return self.norm("final_norm", x) @ self.p["output.weight"].T + self.p["output.bias"]
+        return layer_norm(self.p, "final_norm", x) @ self.p["output.weight"].T + self.p["output.bias"]
 
 
 class NaiveStaircase(NaiveCore):
-    itself = True
+    sees_itself = True
 
     def logits(self, tokens: Tensor) -> Tensor:
         config = self.config
@@ -137,7 +128,7 @@ class NaiveFeedback(NaiveCore):
 
 class NaiveLSTM:
     def __init__(self, model: Any):
-        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
+        self.p = weights_of(model)
         self.layers = model.config.layers
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -156,13 +147,3 @@ class NaiveLSTM:
                 outputs.append(h)
             x = torch.stack(outputs)
         return x @ self.p["output.weight"].T + self.p["output.bias"]
-
-
-OF_NAME: dict[str, Any] = {
-    "staircase": NaiveStaircase,
-    "cached-staircase": NaiveStaircase,
-    "transformer-xl": NaiveXL,
-    "universal-transformer": NaiveXL,
-    "feedback-transformer": NaiveFeedback,
-    "lstm": NaiveLSTM,
-}

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.recur_models.naive import layer_norm, norm, turned, weights_of
+
 
 class NaiveGPT2:
     def __init__(self, model: Any):
-        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
+        self.p = weights_of(model)
         self.config = model.config
         self.recurrent = self.config.name.endswith("-rec")
 
     def norm(self, name: str, x: Tensor) -> Tensor:
-        centred = x - x.mean(-1, keepdim=True)
-        scaled = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-5)
-        return scaled * self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
+        return layer_norm(self.p, name, x)
 
     def affine(self, name: str, x: Tensor) -> Tensor:
         return x @ self.p[f"{name}.weight"] + self.p[f"{name}.bias"]
@@ -75,9 +75,10 @@ class NaiveGPT2:
     def left_to_each_layer(self, each: list[Tensor]) -> Tensor:
         """h_prev of a window where each layer has its own: the mean of its normed inputs, and what a feed-forward adds."""
         vectors = []
+        ones = torch.ones(each[0].shape[-1])
         for n, x in enumerate(each[max(self.config.insert_layer - 1, 0) : -1]):
-            z = torch.stack([row / torch.sqrt((row**2).mean() + 1e-6) for row in x]).mean(0)
-            vectors.append(z + self.feed_forward(f"recurrence.steps.{n}", z / torch.sqrt((z**2).mean() + 1e-6)))
+            z = norm(x, ones).mean(0)
+            vectors.append(z + self.feed_forward(f"recurrence.steps.{n}", norm(z, ones)))
         return torch.cat(vectors)
 
     def left(self, each: list[Tensor]) -> Tensor:
@@ -98,35 +99,28 @@ class NaiveGPT2:
 
     def logits(self, text: Tensor) -> Tensor:
         stride = self.config.window - self.config.overlap
+        output = self.p.get("output.weight", self.p["embedding.weight"])
         prev = None
         parts = []
         for start in range(0, len(text), stride):
             first = max(start - self.config.overlap, 0)
             x, each = self.window(text[first : start + stride], prev)
-            parts.append(
-                self.norm("final_norm", x[start - first :]) @ self.p.get("output.weight", self.p["embedding.weight"]).T
-            )
+            parts.append(self.norm("final_norm", x[start - first :]) @ output.T)
             prev = self.left(each) if self.recurrent else None
         return torch.cat(parts)
 
 
 class NaiveLlama(NaiveGPT2):
     def norm(self, name: str, x: Tensor) -> Tensor:
-        return x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.config.norm_eps) * self.p[f"{name}.weight"]
+        return norm(x, self.p[f"{name}.weight"], self.config.norm_eps)
 
     def matrix(self, name: str, x: Tensor) -> Tensor:
         return x @ self.p[f"{name}.weight"].T
 
-    def turned(self, x: Tensor, position: int) -> Tensor:
-        """As complex numbers, the first half their real parts, the second their imaginary ones."""
-        half = len(x) // 2
-        speed = torch.tensor([self.config.rope_base ** (-i / half) for i in range(half)])
-        z = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones(half), position * speed)
-        return torch.cat([z.real, z.imag])
-
     def attend(self, i: int, x: Tensor, prev: Tensor | None) -> Tensor:
         size = x.shape[-1] // self.config.heads
         shared = self.config.heads // self.config.kv_heads
+        base = self.config.rope_base
         inputs = self.norm(f"layers.{i}.input_layernorm", x if prev is None else torch.cat([prev, x]))
         more = len(inputs) - len(x)
         q, k, v = (self.matrix(f"layers.{i}.self_attn.{name}_proj", inputs) for name in "qkv")
@@ -135,8 +129,8 @@ class NaiveLlama(NaiveGPT2):
             for h in range(self.config.heads):
                 part = slice(h * size, (h + 1) * size)
                 of = slice(h // shared * size, (h // shared + 1) * size)
-                query = self.turned(q[more + n, part], n)
-                keys = torch.stack([self.turned(k[m, of], m - more) for m in range(more + n + 1)])
+                query = turned(q[more + n, part], n, base)
+                keys = torch.stack([turned(k[m, of], m - more, base) for m in range(more + n + 1)])
                 out[n, part] = torch.softmax(keys @ query / size**0.5, 0) @ v[: more + n + 1, of]
         return self.matrix(f"layers.{i}.self_attn.o_proj", out)
 

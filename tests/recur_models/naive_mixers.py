@@ -8,21 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.recur_models.naive import heads_of, norm, project, t5_bucket, under
-
-
-def turn(x: Tensor, t: int) -> Tensor:
-    """A vector's pairs (i, i + E/2) as complex numbers, times exp(i t 10000^(−2i/E))."""
-    E = len(x)
-    angles = torch.tensor([t * 10_000 ** (-2 * i / E) for i in range(E // 2)], dtype=x.dtype)
-    pairs = torch.complex(x[: E // 2], x[E // 2 :]) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([pairs.real, pairs.imag])
+from tests.recur_models.naive import heads_of, norm, project, t5_bucket, turned, under, weights_of
 
 
 class NaiveMixers:
     def __init__(self, model: Any):
         self.config = model.config
-        self.p: dict[str, Tensor] = {name: value.detach() for name, value in model.state_dict().items()}
+        self.p = weights_of(model)
 
     def logits(self, tokens: Tensor) -> Tensor:
         x = F.embedding(tokens, self.p["embedding.weight"])
@@ -93,8 +85,8 @@ class NaiveMixers:
             S = torch.zeros(E, V)
             heads = []
             for t in range(len(x)):
-                key = turn(kh[t], t) if config.rotary else kh[t]
-                query = turn(qh[t], t) if config.rotary else qh[t]
+                key = turned(kh[t], t) if config.rotary else kh[t]
+                query = turned(qh[t], t) if config.rotary else qh[t]
                 S = (1 - 2.0 ** (-5 - h)) * S + torch.outer(key, vh[t])
                 heads.append(S.T @ query / E**0.5)
             outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))

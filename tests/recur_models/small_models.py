@@ -8,9 +8,8 @@ import torch
 
 from benchmarks.kept import kept_bytes
 from recur_models import ModelConfig, RecurrentModel, detach
-from recur_models.sliding_window import WindowedConfig
 from tests.recur_models.naive import Naive, NaiveVanilla
-from tests.recur_models.naive_core import OF_NAME
+from tests.recur_models.naive_core import NaiveFeedback, NaiveLSTM, NaiveStaircase, NaiveXL
 from tests.recur_models.naive_gpt2 import NaiveGPT2, NaiveLlama
 from tests.recur_models.naive_memory_tokens import NaiveARMT, NaiveRMT
 from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
@@ -48,12 +47,21 @@ def fresh_at(lanes: int, blocks: int, *starts: tuple[int, int]) -> torch.Tensor:
     return fresh
 
 
-def restated(config: ModelConfig) -> Any:
-    decoders = {"gpt2": NaiveGPT2, "llama": NaiveLlama}
-    recurrent = {f"{name}-rec": kind for name, kind in decoders.items()}
-    tokens = {"rmt": NaiveRMT, "armt": NaiveARMT}
-    own = {**OF_NAME, **decoders, **recurrent, **tokens, "mixers": NaiveMixers, "mamba2": NaiveMamba2}.get(config.name)
-    return own or (Naive if isinstance(config, WindowedConfig) else NaiveVanilla)
+RESTATEMENTS: dict[str, Any] = {
+    **dict.fromkeys(("rec", "slide", "xl", "memorizing"), Naive),
+    "vanilla": NaiveVanilla,
+    **dict.fromkeys(("staircase", "cached-staircase"), NaiveStaircase),
+    **dict.fromkeys(("transformer-xl", "universal-transformer"), NaiveXL),
+    "feedback-transformer": NaiveFeedback,
+    "lstm": NaiveLSTM,
+    "mixers": NaiveMixers,
+    "mamba2": NaiveMamba2,
+    "rmt": NaiveRMT,
+    "armt": NaiveARMT,
+    **dict.fromkeys(("gpt2", "gpt2-rec"), NaiveGPT2),
+    **dict.fromkeys(("llama", "llama-rec"), NaiveLlama),
+}
+"""The restatement of each model, by the model's name."""
 
 
 def gradients(model: RecurrentModel, text: torch.Tensor, blocks: int, cut: bool = True) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from recur_models import ARMTConfig, RMTConfig
 from recur_models.association import Association
 from tests.recur_models.conftest import small_configs
-from tests.recur_models.small_models import build, fresh_at, gradients, restated, tokens
+from tests.recur_models.small_models import RESTATEMENTS, build, fresh_at, gradients, tokens
 
 NAMES = ("rmt", "armt")
 
@@ -36,7 +36,7 @@ def test_outputs_and_gradients_are_those_of_the_restatement(name: str) -> None:
     targets = tokens(1, 4 * model.block, seed=2)
     nats, _ = model(text, None, None, targets)
     ours = torch.autograd.grad(nats.mean(), list(model.parameters()))
-    logits = restated(config)(model).logits(text[0])
+    logits = RESTATEMENTS[config.name](model).logits(text[0])
     torch.testing.assert_close(model(text)[0][0], logits, rtol=1e-5, atol=1e-5)
     theirs = torch.autograd.grad(F.cross_entropy(logits, targets[0]), list(model.parameters()))
     for (key, _), mine, other in zip(model.named_parameters(), ours, theirs, strict=True):

@@ -20,7 +20,7 @@ from recur_models.mixers import MixersConfig
 from recur_models.sliding_window import SlideConfig, XLConfig
 from tests.recur_models.conftest import SIZE, small_configs
 from tests.recur_models.naive import Masks
-from tests.recur_models.small_models import VOCAB, build, fresh_at, gradients, kept, restated, tokens
+from tests.recur_models.small_models import RESTATEMENTS, VOCAB, build, fresh_at, gradients, kept, tokens
 
 
 @pytest.mark.parametrize("config", small_configs().values(), ids=small_configs())
@@ -28,7 +28,7 @@ def test_equals_the_naive_restatement(config: ModelConfig) -> None:
     model = build(config)
     text = tokens(1, 5 * model.block)
     logits, _ = model(text)
-    torch.testing.assert_close(logits[0], restated(config)(model).logits(text[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits[0], RESTATEMENTS[config.name](model).logits(text[0]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("places", ["meliad", "usual"])
@@ -43,7 +43,7 @@ def test_dropout_is_where_the_restatement_has_it(name: str, places: str) -> None
     torch.manual_seed(5)
     logits = model.train()(text)[0]
     masks = Masks(config, blocks=3, seed=5)
-    torch.testing.assert_close(logits[0], restated(config)(model, masks).logits(text[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits[0], RESTATEMENTS[config.name](model, masks).logits(text[0]), rtol=1e-4, atol=1e-5)
     assert (logits - without).abs().max() > 0.1
     assert {place for place, *_ in masks.of} == (
         {"normed", "weights", "mlp", "final"} if places == "meliad" else {"embedding", "attention", "hidden", "mlp"}
