@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.killing import unused_port
-from tests.waiting import wait_until
+from tests.waiting import answers, wait_until
 
 
 @dataclass
@@ -78,16 +78,8 @@ def serve(folder: Path) -> Iterator[Server]:
         )
     running = Server(f"http://127.0.0.1:{port}", process, folder)
     try:
-        wait_until(lambda: answers(running.uri))
+        wait_until(lambda: answers(f"{running.uri}/health"))
         yield running
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def answers(uri: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{uri}/health", timeout=1):
-            return True
-    except OSError:
-        return False

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,7 @@ import pyarrow.fs
 
 from common.places import Place
 from tests.small_corpus import contents
+from tests.waiting import answers, wait_until
 
 SERVER = """
 import sys
@@ -44,7 +42,7 @@ def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
         assert process.stdin and process.stdout
         try:
             endpoint = f"{address}:{process.stdout.readline().strip()}"
-            _wait(f"http://{endpoint}")
+            wait_until(lambda: answers(f"http://{endpoint}"))
             pyarrow.fs.S3FileSystem(
                 endpoint_override=endpoint, scheme="http", allow_bucket_creation=True,
                 access_key=ENVIRONMENT["AWS_ACCESS_KEY_ID"], secret_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
@@ -55,20 +53,13 @@ def s3_server(address: str = "127.0.0.1") -> Iterator[str]:
             process.kill()
 
 
+def uri_in_bucket(endpoint: str, path: str) -> str:
+    """The URI of a path in the bucket `books` of the server at ADDRESS:PORT."""
+    return f"s3://books/{path}?endpoint_override={endpoint}&scheme=http"
+
+
 def publish(folder: Path, uri: str) -> str:
     """Copy a folder's files to a URI, which is given back."""
     for name, data in contents(folder).items():
         (Place.parse(uri) / name).write_atomically(data)
     return uri
-
-
-def _wait(url: str) -> None:
-    for _ in range(200):
-        try:
-            urllib.request.urlopen(url, timeout=1).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise TimeoutError(f"{url} does not answer")

@@ -14,6 +14,7 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
+from tests.s3_server import uri_in_bucket
 from tests.small_corpus import contents, words
 
 TINY = shlex.split("""
@@ -96,7 +97,7 @@ def bucket(endpoint: str, request: pytest.FixtureRequest) -> Callable[[str], str
     """URIs in this test's own folder of the bucket."""
 
     def uri(name: str) -> str:
-        return f"s3://books/{request.node.name}/{name}?endpoint_override={endpoint}&scheme=http"
+        return uri_in_bucket(endpoint, f"{request.node.name}/{name}")
 
     return uri
 

@@ -19,6 +19,7 @@ from common.places import Place
 from data_prep.cache import SegmentCache, cache_folder
 from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
+from tests.s3_server import uri_in_bucket
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 Open = Callable[..., SegmentStore]
@@ -43,7 +44,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def open_store(
     endpoint: str, make_config: Callable[..., PrepareConfig], tmp_path: Path, request: pytest.FixtureRequest
 ) -> Open:
-    uri = f"s3://books/{request.node.name}?endpoint_override={endpoint}&scheme=http"
+    uri = uri_in_bucket(endpoint, request.node.name)
     prepare(make_config(store=uri))
     return lambda cache="": SegmentStore.open(uri, "text", "train", cache=cache or str(tmp_path / "cache"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, CorpusError
 from tests.data_prep.test_corpora_any_bytes import INNER, JSON, TEX, WIKI, a_parquet
+from tests.s3_server import uri_in_bucket
 from tests.small_archives import put, read_all, tar, zipped
 
 FILES = {
@@ -39,51 +41,41 @@ FILES = {
     "parquet/train.parquet": a_parquet(),
 }  # fmt: skip
 
-CORPORA: dict[str, Callable[[str], Corpus]] = {
-    "pg19": lambda root: Pg19(source=f"{root}/pg19"),
-    "text": lambda root: Text(source=f"{root}/pg19"),
-    "wikitext": lambda root: WikiText(source=f"{root}/wiki"),
-    "wikitext zip": lambda root: WikiText(source=f"{root}/wiki.zip"),
-    "arxiv": lambda root: Arxiv(source=f"{root}/arxiv"),
-    "arxiv tar": lambda root: Arxiv(source=f"{root}/arxiv/arXiv_src_1.tar"),
-    "arxiv ids": lambda root: Arxiv(source=f"{root}/arxiv", ids=f"{root}/lists/ids"),
-    "arxiv math": lambda root: Arxiv(source=f"{root}/arxiv", metadata=f"{root}/lists/m.json", subject="math"),
-    "github": lambda root: GitHub(source=f"{root}/github"),
-    "enwik8": lambda root: Enwik8(source=f"{root}/enwik8"),
-    "enwik8 gzip": lambda root: Enwik8(source=f"{root}/enwik8.gz"),
-    "jsonl": lambda root: JsonLines(source=f"{root}/json"),
-    "parquet": lambda root: Parquet(source=f"{root}/parquet"),
+CORPORA: dict[str, Callable[[Callable[[str], str]], Corpus]] = {
+    "pg19": lambda at: Pg19(source=at("pg19")),
+    "text": lambda at: Text(source=at("pg19")),
+    "wikitext": lambda at: WikiText(source=at("wiki")),
+    "wikitext zip": lambda at: WikiText(source=at("wiki.zip")),
+    "arxiv": lambda at: Arxiv(source=at("arxiv")),
+    "arxiv tar": lambda at: Arxiv(source=at("arxiv/arXiv_src_1.tar")),
+    "arxiv ids": lambda at: Arxiv(source=at("arxiv"), ids=at("lists/ids")),
+    "arxiv math": lambda at: Arxiv(source=at("arxiv"), metadata=at("lists/m.json"), subject="math"),
+    "github": lambda at: GitHub(source=at("github")),
+    "enwik8": lambda at: Enwik8(source=at("enwik8")),
+    "enwik8 gzip": lambda at: Enwik8(source=at("enwik8.gz")),
+    "jsonl": lambda at: JsonLines(source=at("json")),
+    "parquet": lambda at: Parquet(source=at("parquet")),
 }
+"""Each corpus, given what makes a source of a name in FILES."""
 
 
 @pytest.fixture(scope="module")
 def bucket(endpoint: str) -> Callable[[str], str]:
-    """A bucket that holds FILES: gives the URI of a path in it."""
-
-    def uri(path: str) -> str:
-        return f"s3://books/{path}?endpoint_override={endpoint}&scheme=http"
-
+    """A bucket that holds FILES below corpora/: gives the URI of a path in it."""
     for name, data in FILES.items():
-        Place.parse(uri(f"corpora/{name}")).write_atomically(data)
-    return uri
+        Place.parse(uri_in_bucket(endpoint, f"corpora/{name}")).write_atomically(data)
+    return partial(uri_in_bucket, endpoint)
 
 
 @pytest.mark.long
 def test_a_bucket_reads_as_a_folder(bucket: Callable[[str], str], tmp_path: Path) -> None:
     put(tmp_path, FILES)
     for name, corpus in CORPORA.items():
-        local = corpus(str(tmp_path))
-        # The query stands at a URI's end: take it out, and put it there again for every path that the corpus is given.
-        fields = {
-            field: bucket(value.removeprefix("ROOT/")) if value.startswith("ROOT") else value
-            for field, value in vars(corpus("ROOT")).items()
-            if isinstance(value, str)
-        }
-        remote = type(local)(**{field: value.replace("books/", "books/corpora/") for field, value in fields.items()})  # type: ignore[call-arg]
+        local = corpus(lambda path: str(tmp_path / path))
+        remote = corpus(lambda path: bucket(f"corpora/{path}"))
         assert read_all(remote) == read_all(local) != ({}, {}), name
-        assert [list(remote.sources(split)) for split in SPLITS] == [list(local.sources(split)) for split in SPLITS], (
-            name
-        )
+        for split in SPLITS:
+            assert list(remote.sources(split)) == list(local.sources(split)), (name, split)
 
 
 @pytest.mark.slow
@@ -114,6 +106,6 @@ def test_objects_of_a_bucket_with_names_that_cannot_be_opened(endpoint: str) -> 
     client = boto3.client("s3", endpoint_url=f"http://{endpoint}")
     for key in ("slashes/a.txt", "slashes/sub//b.txt"):
         client.put_object(Bucket="books", Key=key, Body=b"text")
-    corpus = Text(source=f"s3://books/slashes?endpoint_override={endpoint}&scheme=http")
+    corpus = Text(source=uri_in_bucket(endpoint, "slashes"))
     with pytest.raises(PlaceError, match=r"s3://books/slashes/sub//b\.txt cannot be opened \(.*\): rename it"):
         read_all(corpus)
