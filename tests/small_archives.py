@@ -48,6 +48,11 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
     return file.getvalue()
 
 
+def documents_of(corpus: Corpus, split: str) -> list[Document]:
+    """The documents of a split, less what is skipped."""
+    return [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
+
+
 def read_all(corpus: Corpus) -> tuple[dict[str, str | bytes], dict[str, int]]:
     """Every text of a corpus by its id, whatever its split; and how many things were skipped, by reason."""
     texts: dict[str, str | bytes] = {}

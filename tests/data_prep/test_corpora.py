@@ -41,7 +41,7 @@ from data_prep.sources import reread
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
 from pipelines.prepare import prepare
-from tests.small_archives import put, read_all
+from tests.small_archives import documents_of, put, read_all
 
 
 def ids(corpus: Corpus, split: str) -> list[str]:
@@ -50,11 +50,11 @@ def ids(corpus: Corpus, split: str) -> list[str]:
 
 def read(corpus: Corpus, split: str) -> dict[str, str | bytes]:
     """The texts of a split by their ids."""
-    return {item.id: item.text for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)}
+    return {document.id: document.text for document in documents_of(corpus, split)}
 
 
 def texts(corpus: Corpus, split: str) -> list[str | bytes]:
-    return list(read(corpus, split).values())
+    return [document.text for document in documents_of(corpus, split)]
 
 
 @pytest.fixture

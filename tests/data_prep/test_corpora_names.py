@@ -9,12 +9,13 @@ import pytest
 
 from data_prep.corpora.names import ANSWER, LINE, NAMES, TRAIN_LINES, Names
 from data_prep.documents import SPLITS, CorpusError
+from tests.small_archives import documents_of
 
 SMALL = Names(train=60, validation=3, test=7, distances=(1, 4, 10))
 
 
 def texts(corpus: Names, split: str) -> dict[str, str]:
-    return {document.id: str(document.text) for document in corpus.read(corpus.sources(split))}
+    return {document.id: str(document.text) for document in documents_of(corpus, split)}
 
 
 def test_the_question_stands_at_the_stated_distance_and_nowhere_else() -> None:

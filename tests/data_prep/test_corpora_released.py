@@ -18,10 +18,10 @@ from data_prep.corpora.github import GitHub
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
-from data_prep.documents import SPLITS, Corpus, CorpusError, Document
+from data_prep.documents import SPLITS, CorpusError
 from pipelines.prepare import prepare
 from tests.shared_data import need
-from tests.small_archives import put, read_all, scan_all, zipped
+from tests.small_archives import documents_of, put, read_all, scan_all, zipped
 
 WIKI = (
     " \n = Some Title = \n \n The filter has \n = 1 rad / s and a nominal impedance k = \n 1 ohm . \n \n"
@@ -30,18 +30,14 @@ WIKI = (
 )
 
 
-def documents(corpus: Corpus, split: str) -> list[Document]:
-    return [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
-
-
 def test_wikitext_articles(tmp_path: Path) -> None:
     put(tmp_path, {"wiki.train.tokens": WIKI, "wiki.valid.tokens": WIKI[2:] * 2, "README": "no"})
     corpus = WikiText(source=str(tmp_path))
-    train = documents(corpus, "train")
+    train = documents_of(corpus, "train")
     assert [(d.id, d.title) for d in train] == [("train/0", "Some Title"), ("train/1", "Second ( 1970 )")]
     assert "".join(str(d.text) for d in train) == WIKI
     assert str(train[1].text).startswith(" = Second ( 1970 ) = \n")
-    assert len(documents(corpus, "validation")) == 4 and documents(corpus, "test") == []
+    assert len(documents_of(corpus, "validation")) == 4 and documents_of(corpus, "test") == []
 
 
 def test_wikitext_counts_as_published(tmp_path: Path, make_config, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +54,7 @@ def test_wikitext_from_a_zip(tmp_path: Path) -> None:
     members = {"wikitext-2-raw/wiki.test.raw": WIKI.encode(), "wikitext-2-raw/": b"", "../x": b"no"}
     put(tmp_path, {"wikitext-2-raw-v1.zip": zipped(members)})
     assert (
-        "".join(str(d.text) for d in documents(WikiText(source=str(tmp_path / "wikitext-2-raw-v1.zip")), "test"))
+        "".join(str(d.text) for d in documents_of(WikiText(source=str(tmp_path / "wikitext-2-raw-v1.zip")), "test"))
         == WIKI
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["wikitext-2-raw-v1.zip"]
@@ -81,7 +77,7 @@ def test_wikitext_in_both_forms(tmp_path: Path) -> None:
         CorpusError, match=r"holds wiki\.test\.(raw|tokens) and wiki\.test\.(raw|tokens): choose with --form"
     ):
         WikiText(source=str(tmp_path)).sources("test")
-    assert "<unk> ." not in str(documents(WikiText(source=str(tmp_path), form="raw"), "test")[0].text)
+    assert "<unk> ." not in str(documents_of(WikiText(source=str(tmp_path), form="raw"), "test")[0].text)
 
 
 def test_what_is_no_wikitext(tmp_path: Path) -> None:
@@ -99,7 +95,7 @@ def test_what_is_no_wikitext(tmp_path: Path) -> None:
     with pytest.raises(
         CorpusError, match=rf"wiki\.train\.tokens is not UTF-8: byte 0xff at offset {len(WIKI.encode())} "
     ):
-        documents(WikiText(source=str(tmp_path)), "train")
+        documents_of(WikiText(source=str(tmp_path)), "train")
     put(tmp_path, {"wiki.train.tokens": WIKI})
     corpus = WikiText(source=str(tmp_path), max_document_bytes=len(WIKI) // 2)
     texts, skipped = read_all(corpus)
@@ -121,11 +117,11 @@ def test_wikitext_loses_nothing(tmp_path_factory: pytest.TempPathFactory, writte
     titles = {" = A = ", " = é = ", " = f = \r"}
     expected = sum(row in titles and a and b for a, row, b in zip(blank, rows[1:], blank[2:], strict=False))
     if expected:
-        found = documents(WikiText(source=str(folder)), "test")
+        found = documents_of(WikiText(source=str(folder)), "test")
         assert "".join(str(d.text) for d in found) == text and len(found) == expected
     else:
         with pytest.raises(CorpusError, match="holds no line"):
-            documents(WikiText(source=str(folder)), "test")
+            documents_of(WikiText(source=str(folder)), "test")
 
 
 @pytest.mark.parametrize("form", ["plain", "gz", "zip"])
@@ -135,14 +131,14 @@ def test_enwik8(tmp_path: Path, form: str, total: int) -> None:
     packed = {"plain": data, "gz": gzip.compress(data), "zip": zipped({"enwik8": data})}[form]
     put(tmp_path, {"enwik8": packed})
     corpus = Enwik8(source=str(tmp_path / "enwik8"))
-    texts = [documents(corpus, split)[0].text for split in SPLITS]
+    texts = [documents_of(corpus, split)[0].text for split in SPLITS]
     assert b"".join(texts) == data  # type: ignore[arg-type]
     assert [len(text) for text in texts] == [
         total * 90 // 100,
         total * 95 // 100 - total * 90 // 100,
         total - total * 95 // 100,
     ]
-    pieces = documents(replace(corpus, pieces=4), "train")
+    pieces = documents_of(replace(corpus, pieces=4), "train")
     assert b"".join(piece.text for piece in pieces) == texts[0]  # type: ignore[misc]
     sizes = [len(piece.text) for piece in pieces]
     assert len(pieces) == 4 and max(sizes) - min(sizes) <= 1 and pieces[-1].id == "train/3"
@@ -230,7 +226,7 @@ def test_sources_by_uri(tmp_path: Path) -> None:
     put(tmp_path / "a b", {"train/1.txt": "one\r\n", "train/2.txt": "two", "metadata.csv": "1,One,1900,x\n"})
     uri = f"file://{tmp_path}/a%20b"
     for corpus in (Pg19(source=uri), Text(source=uri)):
-        assert [str(d.text) for d in documents(corpus, "train")] == ["one\r\n", "two"]
+        assert [str(d.text) for d in documents_of(corpus, "train")] == ["one\r\n", "two"]
     with pytest.raises(CorpusError, match="is not there"):
         Text(source=f"{uri}/nowhere").sources("train")
 
@@ -262,15 +258,15 @@ def test_real_wikitext(tmp_path: Path, folder: str, split: str, articles: int, t
     name = {"train": "wiki.train", "validation": "wiki.valid", "test": "wiki.test"}[split]
     [path] = need("wikitext", folder).glob(f"{name}.*")
     data = path.read_bytes()
-    assert "".join(str(d.text) for d in documents(corpus, split)).encode() == data
+    assert "".join(str(d.text) for d in documents_of(corpus, split)).encode() == data
     put(tmp_path, {"wiki.zip": zipped({f"{folder}/{path.name}": data})})
-    assert documents(WikiText(source=str(tmp_path / "wiki.zip")), split) == documents(corpus, split)
+    assert documents_of(WikiText(source=str(tmp_path / "wiki.zip")), split) == documents_of(corpus, split)
 
 
 @pytest.mark.real_data
 def test_real_enwik8() -> None:
     corpus = Enwik8(source=str(need("enwik8", "enwik8.prefix4154399")))
-    texts = [documents(corpus, split)[0].text for split in SPLITS]
+    texts = [documents_of(corpus, split)[0].text for split in SPLITS]
     assert [len(text) for text in texts] == [3_738_959, 207_720, 207_720]
     assert b"".join(texts) == need("enwik8", "enwik8.prefix4154399").read_bytes()  # type: ignore[arg-type]
 

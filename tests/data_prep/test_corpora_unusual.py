@@ -19,8 +19,8 @@ from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
-from data_prep.documents import SPLITS, CorpusError, Document
-from tests.small_archives import put, read_all, tar, zipped
+from data_prep.documents import SPLITS, CorpusError
+from tests.small_archives import documents_of, put, read_all, tar, zipped
 
 TEX = b"\\documentclass{article}\\begin{document}%s\\end{document}"
 
@@ -45,7 +45,7 @@ def test_linked_folders_of_splits_are_read(tmp_path: Path) -> None:
     (tmp_path / "books" / "train").symlink_to("../data/tr")
     (tmp_path / "books" / "validation").symlink_to("../data/va")
     corpus = Text(source=str(tmp_path / "books"))
-    found = {split: [d.text for d in corpus.read(corpus.sources(split)) if isinstance(d, Document)] for split in SPLITS}
+    found = {split: [document.text for document in documents_of(corpus, split)] for split in SPLITS}
     assert found == {"train": ["one"], "validation": ["two"], "test": ["three"]}
 
 

@@ -19,9 +19,9 @@ from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
 from data_prep.corpora.wikitext import WikiText
 from data_prep.corpora.wikitext_lines import refuse_lines
-from data_prep.documents import SPLITS, Corpus, CorpusError, Document
+from data_prep.documents import SPLITS, Corpus, CorpusError
 from pipelines.prepare import prepare
-from tests.small_archives import put, read_all, scan_all, tar
+from tests.small_archives import documents_of, put, read_all, scan_all, tar
 
 WIKI = (
     " \n = Some Title = \n \n The filter has \n = 1 rad / s and a nominal impedance k = \n 1 ohm . \n \n"
@@ -33,8 +33,8 @@ ROWS: list[str] = [line if line.strip() else "" for line in WIKI.splitlines(keep
 
 def whole(corpus: Corpus, split: str) -> tuple[list[str], str]:
     """The ids of a split's documents, and all its text."""
-    items = [item for item in corpus.read(corpus.sources(split)) if isinstance(item, Document)]
-    return [item.id for item in items], "".join(str(item.text) for item in items)
+    documents = documents_of(corpus, split)
+    return [document.id for document in documents], "".join(str(document.text) for document in documents)
 
 
 def table(path: Path, rows: list[str], column: str = "text", kind: pa.DataType | None = None) -> None:
