@@ -24,7 +24,7 @@ from tests.s3_server import ENVIRONMENT, s3_server
 from tests.small_corpus import words
 from tests.small_runs import bucket, prepared, server, short_documents, store, train, train_model  # noqa: F401, fixtures
 
-# What it says holds for this process by the import, for those that tests start by their path.
+# Importing sitecustomize sets up this process; the path sets up those that tests start.
 INTERPRETER = str(Path(sitecustomize.__file__).parent)
 if INTERPRETER not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (INTERPRETER, os.environ.get("PYTHONPATH", ""))))
@@ -38,11 +38,11 @@ os.environ.setdefault(
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0"
 )  # Ray lists its logs twice a second, and not ten times
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+settings.register_profile("untimed", deadline=None)  # how long an example takes depends on the machine
 settings.load_profile("untimed")
 
 SHARED = ("ray_session", "server", "s3_endpoint")
-"""Fixtures of the whole session that are dear to make."""
+"""Session fixtures that are expensive to create."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,8 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (-n 3), the tests that share one of these stay in one process, which alone makes it; those of Ray in two, or
-    they would take longest. They are begun with, and the other slow ones after them: what is short fills up at the end.
+    """Group and order the tests for parallel runs (-n 3).
+
+    The tests that use a fixture of SHARED run in one process, so that it is created once. Ray's take longest and run in two.
+    They come first and the other slow ones next: short tests fill the gaps at the end.
     """
     shared = {item: next((n for n in SHARED if n in getattr(item, "fixturenames", ())), None) for item in items}
 
@@ -73,20 +75,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector off the millions of objects that the imports made, which stay until the end."""
+    """Exempt from garbage collection the millions of objects that the imports made: they live until the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def ray_session() -> None:
-    """One local Ray session of 4 CPUs for all tests that need one; it never joins a session that runs already."""
-    session.start(num_cpus=4)  # does nothing where there is one
+    """One local Ray session of 4 CPUs for all tests that need one; it never joins one that other processes run."""
+    session.start(num_cpus=4)  # does nothing if this process has one
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After the last of them it ends: it takes its share of a core also while nobody asks anything of it."""
+    """Shut Ray down after the last test that needs it: even idle, it uses part of a core."""
     if "ray_session" in getattr(item, "fixturenames", ()) and "ray_session" not in getattr(
         nextitem, "fixturenames", ()
     ):

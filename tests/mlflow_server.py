@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback, which tests ask through its REST API alone."""
+"""A real MLflow server on loopback, which tests query through its REST API only."""
 
 from __future__ import annotations
 

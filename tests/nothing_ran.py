@@ -1,6 +1,7 @@
 """Fails a run of tests that were asked for by a marker (`pytest -m cluster`) when all of them were skipped.
 
-Whoever names a marker wants its tests to run: green, with nothing done, would say that they passed. conftest.py takes the hooks.
+Whoever names a marker wants its tests to run; a green run in which none did would look like a pass.
+conftest.py imports the hooks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 STASH = pytest.StashKey[set[str]]()
-"""Why the tests of this run were skipped, where every one was."""
+"""The reasons for skipping, if every test of this run was skipped."""
 
 
 def reasons(config: pytest.Config) -> set[str]:
@@ -36,7 +37,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, None, None]:
-    """Say last why such a run counts as failed."""
+    """Report at the very end why such a run counts as failed."""
     yield
     for reason in sorted(config.stash.get(STASH, set())):
         marker = config.getoption("markexpr")

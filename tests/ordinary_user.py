@@ -1,4 +1,4 @@
-"""A user whom the permissions of files bind. Root, who runs tests in a container, may read and write everything."""
+"""Tests of file permissions as an ordinary user: root, who runs the tests in a container, may read and write everything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A folder that every user may enter; root's `tmp_path` is none."""
+    """A folder that every user may enter and write to, unlike root's `tmp_path`."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o777)
         yield Path(name)
@@ -29,7 +29,7 @@ def let_all_read(folder: Path) -> None:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Root is an ordinary user while the block runs; any other user is one anyway."""
+    """Run the block as `nobody` if the tests run as root, and unchanged otherwise."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(NOBODY)

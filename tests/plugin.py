@@ -1,4 +1,4 @@
-"""What somebody outside of this tree would write: a model, a corpus, a metric, a search space and a preset, in one module that
+"""What a user outside this tree would write: a model, a corpus, a metric, a search space and a preset, in one module that
 THROUGHLINE_PLUGINS names (pipelines/terminal/plugins.py). tests/pipelines/test_plugin.py uses it.
 """
 

@@ -1,4 +1,4 @@
-"""What tests do to Ray's processes while a command runs in their own."""
+"""Ray's processes, as tests find and disturb them while a command runs in the test's own process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def of_ray(kind: str) -> list[psutil.Process]:
 
 
 class Meanwhile:
-    """Does something to the workers of a run, once it has saved a step, or a later one, while `main` trains it in this thread;
-    ``attempt``: once it has begun so many times before.
+    """Calls ``does`` with a run's suspended workers, from a thread of its own, while `main` trains the run in this one.
+
+    It waits until the run has saved ``step`` or a later one, in an attempt that ``attempt`` others have preceded.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Sweeps in the tests' Ray session, whose driver can be killed, and what they came to."""
+"""Sweeps in the tests' Ray session, whose driver can be killed, and their results."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ ASHA = ("optim.lr=1e-7,1e-6,3e-3,1e-2", "--search", "grid", "--validate-every", 
 
 
 def ends(sweep: Sweep) -> list[Any]:
-    """What a sweep has come to, by its files."""
+    """Each trial's outcome, from its file."""
     paths = [sweep.folder / "trials" / name / "trial.json" for name in sweep.trials]
     saved = [json.loads(path.read_text()) for path in paths]
     return [[trial[key] for key in ("id", "values", "status", "steps", "best", "last", "reason")] for trial in saved]
 
 
 def results(sweep: Sweep) -> list[tuple[str, int, float, str]]:
-    """Each metric that counted, and what was decided."""
-    told = [event for event in sweep.events() if event["event"] == "result"]
-    return [(event["trial"], event["step"], event["value"], event["decision"]) for event in told]
+    """Each metric that counted, and the decision that followed."""
+    recorded = [event for event in sweep.events() if event["event"] == "result"]
+    return [(event["trial"], event["step"], event["value"], event["decision"]) for event in recorded]

@@ -59,7 +59,7 @@ def uri_in_bucket(endpoint: str, path: str) -> str:
 
 
 def publish(folder: Path, uri: str) -> str:
-    """Copy a folder's files to a URI, which is given back."""
+    """Copy a folder's files to a URI. Returns the URI."""
     for name, data in contents(folder).items():
         (Place.parse(uri) / name).write_atomically(data)
     return uri

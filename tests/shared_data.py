@@ -1,4 +1,4 @@
-"""The shared real texts, tokenizers and reference outputs, where this checkout has them beside it; tests on them skip elsewhere."""
+"""Real texts, tokenizers and reference outputs, in THROUGHLINE_DATA or ../shared/data; tests that need absent ones skip."""
 
 from __future__ import annotations
 

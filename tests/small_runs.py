@@ -25,12 +25,12 @@ TINY = shlex.split("""
 """)
 """A run of seconds: the words of a command line."""
 SMALLEST = [*TINY, *shlex.split("--model.layers 1 --model.recurrent-layers 1 --model.window 16")]
-"""The same in less time, for tests of what surrounds the training."""
+"""A shorter one, for tests of what surrounds the training."""
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One MLflow for all tests that need one."""
+    """One MLflow server for all tests that need one."""
     with serve(tmp_path_factory.mktemp("server")) as running:
         yield running
 
@@ -81,7 +81,7 @@ def train(store: Path, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def train_model(store: Path, tmp_path: Path) -> Callable[..., Path]:
-    """The same of any model that the kill benchmark has, by its name there; 12 steps."""
+    """Run 12 steps of a model of the kill benchmark, by its name there, then these words. Returns the run's folder."""
 
     def run(model: str, *options: str, name: str = "run") -> Path:
         rest = shlex.split("--steps 12 --validate-every 6 --checkpoint.every 6 --tracking.backend none")
@@ -103,17 +103,17 @@ def bucket(endpoint: str, request: pytest.FixtureRequest) -> Callable[[str], str
 
 
 def without_run_name(files: dict[str, bytes]) -> dict[str, bytes]:
-    """A checkpoint's files, less the JSON that names the run."""
+    """A checkpoint's files without the JSON that names the run."""
     return {name: data for name, data in files.items() if not name.endswith(".json")}
 
 
 def forget(folder: Path, *steps: int) -> None:
-    """Remove checkpoints, as if the run had been killed before it made them."""
+    """Remove checkpoints, as if the run had been killed before it wrote them."""
     for step in steps:
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
 
 
 def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """Every metric at its step, but for the speed."""
+    """Every metric but the speed, by step."""
     records = read_records(folder / "metrics.jsonl")
     return [(r.step, {key: value for key, value in r.metrics.items() if "per_second" not in key}) for r in records]

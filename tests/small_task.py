@@ -21,7 +21,7 @@ class Task:
     length: int = 40
     """Symbols of the longest document."""
     flaw: str = ""
-    """What stands in place of the first document's targets."""
+    """Replaces the targets of the first document."""
 
     def symbols(self) -> Sequence[str]:
         return ("off", "on", "same", "other")

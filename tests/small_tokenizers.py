@@ -26,7 +26,7 @@ LETTERS = dict.fromkeys("<>/spadunkxé▁", -5.0) | {"</": -3.0, "▁x": -4.0}
 
 
 def with_special_tokens(kind: str, decoder: bool = True) -> RustTokenizer:
-    """A tokenizer of a kind whose model has three special tokens in its vocabulary."""
+    """A tokenizer with this kind of model, whose vocabulary holds three special tokens."""
     words = [*SPECIAL, "</", "x", "s", "s>", *LETTERS]
     vocab = {word: i for i, word in enumerate(dict.fromkeys(words))}
     made = {
