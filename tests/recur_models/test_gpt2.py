@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,7 @@ from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.pretrained_weights import eos_ids_of
 from tests.recur_models.small_models import VOCAB, kept, tokens
+from tests.recur_models.small_pretrained import refused, rewritten
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.gpt2.modeling_gpt2")
@@ -271,9 +272,10 @@ def test_an_exported_recurrence_is_taken_over_as_it_was_or_not_at_all(tmp_path: 
     same = GPT2RecConfig(**fields, source="layer", insert_layer=2, hidden=(5,)).build(VOCAB).eval()
     ids = tokens(2, 32)
     torch.testing.assert_close(same(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
-    assert "give --model.source layer --model.hidden 5" in refused(lambda: GPT2RecConfig(**fields))
-    moved = lambda: GPT2RecConfig(**fields, source="layer", insert_layer=1, hidden=(5,))  # noqa: E731
-    assert "another recurrence than the model: give --model.insert-layer 2" in refused(moved)
+    assert "give --model.source layer --model.hidden 5" in refused(lambda: GPT2RecConfig(**fields).build(VOCAB))
+    moved = GPT2RecConfig(**fields, source="layer", insert_layer=1, hidden=(5,))
+    message = "another recurrence than the model: give --model.insert-layer 2"
+    assert message in refused(lambda: moved.build(VOCAB))
     GPT2Config(**fields).build(VOCAB)  # without recurrence the decoder alone is taken over
 
 
@@ -302,22 +304,12 @@ def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) 
         torch.testing.assert_close(model(tokens(1, 16))[0], theirs(tokens(1, 16)).logits, rtol=0, atol=1e-5)
 
 
-def refused(config: Any, vocab_size: int = VOCAB) -> str:
-    with pytest.raises(ValueError) as error:
-        config().build(vocab_size)
-    return str(error.value)
-
-
 def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
-    def changed(name: str, **values: Any) -> str:
-        place = tmp_path / name
-        shutil.copytree(folder, place)
-        was = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps({**was, **values}))
-        return str(place)
+    def changed(name: str, **values: Any) -> Path:
+        return rewritten(folder, tmp_path / name, **values)
 
-    def of(place: object, **fields: Any) -> Any:
-        return lambda: GPT2Config(pretrained=str(place), window=8, **fields)
+    def of(place: object, vocab_size: int = VOCAB, **fields: Any) -> Callable[[], object]:
+        return lambda: GPT2Config(pretrained=str(place), window=8, **fields).build(vocab_size)
 
     assert "neither a folder here" in refused(of(tmp_path / "nowhere"))
     assert "neither a folder here" in refused(of("~nobody-here/gpt2"))
@@ -329,9 +321,9 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     assert "n_layer=None" in refused(of(changed("unsized", n_layer=None)))
     assert "lacks the weight 'layers.3." in refused(of(changed("more", n_layer=4)))
     assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
-    assert "embeddings of 31: prepare the store" in refused(of(folder), 40)
+    assert "embeddings of 31: prepare the store" in refused(of(folder, 40))
     assert "give --model.layers 3, or 0" in refused(of(folder, layers=2))
-    unsafe = Path(changed("unsafe"))
+    unsafe = changed("unsafe")
     (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")
     assert "has pytorch_model.bin, which may run code" in refused(of(unsafe))
     saved(tmp_path / "parts-fetched", max_shard_size="20KB")
@@ -348,9 +340,9 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
         ("scalar", torch.tensor(1.0), "embeddings of 1: prepare the store"),
         ("infinite", weights[name] * torch.inf, "has values in embedding.weight that are not numbers"),
     ):
-        save_file({**weights, name: odd}, Path(changed(kind)) / "model.safetensors", metadata={"format": "pt"})
+        save_file({**weights, name: odd}, changed(kind) / "model.safetensors", metadata={"format": "pt"})
         assert message in refused(of(tmp_path / kind))
-    torn = Path(changed("torn"))
+    torn = changed("torn")
     (torn / "model.safetensors").write_bytes(b"nothing")
     assert "cannot be read" in refused(of(torn))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +17,7 @@ from recur_models import GPT2Config, LlamaConfig, LlamaRecConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from tests.recur_models.small_models import VOCAB, tokens
+from tests.recur_models.small_pretrained import refused, rewritten
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.llama.modeling_llama")
@@ -37,14 +36,6 @@ def saved(folder: Path, **sizes: Any) -> Any:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
     theirs.eval().save_pretrained(folder)
     return theirs
-
-
-def rewritten(folder: Path, place: Path, leave_out: tuple[str, ...] = (), **values: Any) -> str:
-    shutil.copytree(folder, place)
-    was = json.loads((folder / "config.json").read_text())
-    told = {key: value for key, value in {**was, **values}.items() if key not in leave_out}
-    (place / "config.json").write_text(json.dumps(told))
-    return str(place)
 
 
 @torch.no_grad()
@@ -149,7 +140,7 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
     unsaid = ("rope_parameters", "num_key_value_heads", "head_dim", "tie_word_embeddings")
     for name, values in {"llama-1": {}, "llama-2": {"rope_theta": 10_000.0, "rope_scaling": None}}.items():
         place = rewritten(tmp_path / "new", tmp_path / name, leave_out=unsaid, **values)
-        model = LlamaConfig(pretrained=place, window=16).build(VOCAB).eval()
+        model = LlamaConfig(pretrained=str(place), window=16).build(VOCAB).eval()
         torch.testing.assert_close(model(ids)[0], expected, rtol=0, atol=1e-5)
     exported: Any = ThroughlineForCausalLM(
         ThroughlineConfig.of(LlamaConfig(**SIZES, kv_heads=2, window=16, output="own"), VOCAB)
@@ -159,17 +150,12 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
 
 
-def refused(config: Any) -> str:
-    with pytest.raises(ValueError) as error:
-        config().build(VOCAB)
-    return str(error.value)
-
-
 def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> None:
     saved(tmp_path / "own")
 
-    def of(name: str, **values: Any) -> Any:
-        return lambda: LlamaConfig(pretrained=rewritten(tmp_path / "own", tmp_path / name, **values), window=8)
+    def of(name: str, **values: Any) -> Callable[[], object]:
+        place = rewritten(tmp_path / "own", tmp_path / name, **values)
+        return lambda: LlamaConfig(pretrained=str(place), window=8).build(VOCAB)
 
     scaled = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
     assert "rope_type=llama3, and here it is default" in refused(of("scaled", rope_parameters=scaled))
@@ -181,7 +167,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
     )
     assert "'llama', not of a GPT-2" in refused(lambda: GPT2Config(pretrained=str(tmp_path / "own"), window=8))
     assert "give --model.kv-heads 2, or 0" in refused(
-        lambda: LlamaConfig(pretrained=str(tmp_path / "own"), window=8, kv_heads=4)
+        lambda: LlamaConfig(pretrained=str(tmp_path / "own"), window=8, kv_heads=4).build(VOCAB)
     )
 
 

@@ -21,6 +21,7 @@ from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.pretrained_weights import theirs_of
 from tests.recur_models.small_models import VOCAB, tokens
+from tests.recur_models.small_pretrained import refused, rewritten
 
 # Untyped: decorators that no checker follows make some of what transformers' classes have.
 THEIRS: Any = import_module("transformers.models.mamba2.modeling_mamba2")
@@ -172,7 +173,7 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
     expected = theirs(ids).logits
     for name, limit in {"infinity": [0.0, math.inf], "unsaid": None}.items():
         values = {} if limit is None else {"time_step_limit": limit}
-        near(opened(rewritten(tmp_path / "new", tmp_path / name, **values))(ids)[0], expected)
+        near(opened(rewritten(tmp_path / "new", tmp_path / name, ("time_step_limit",), **values))(ids)[0], expected)
     exported: Any = ThroughlineForCausalLM(ThroughlineConfig.of(Mamba2Config(pretrained=str(tmp_path / "new")), VOCAB))
     exported.save_pretrained(tmp_path / "exported")
     near(opened(tmp_path / "exported")(ids)[0], expected)
@@ -207,29 +208,14 @@ def test_untrained_weights_begin_as_mamba2_begins_them() -> None:
     assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def rewritten(folder: Path, place: Path, **values: Any) -> Path:
-    """A copy of a folder whose config.json says other values, and no limit of steps but theirs."""
-    shutil.copytree(folder, place)
-    was = json.loads((folder / "config.json").read_text())
-    del was["time_step_limit"]
-    (place / "config.json").write_text(json.dumps({**was, **values}))
-    return place
-
-
-def refused(folder: Path, vocab_size: int = VOCAB, **fields: Any) -> str:
-    with pytest.raises(ValueError) as error:
-        opened(folder, vocab_size, **fields)
-    assert str(error.value).count("\n") == 0
-    return str(error.value)
-
-
 def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> None:
     own = tmp_path / "own"
     saved(own)
     remedy = "name a folder that transformers' Mamba2ForCausalLM.save_pretrained or pipelines.export has written"
 
     def of(name: str, **values: Any) -> str:
-        return refused(rewritten(own, tmp_path / name, **values))
+        place = rewritten(own, tmp_path / name, ("time_step_limit",), **values)
+        return refused(lambda: opened(place))
 
     assert f"hidden_act=gelu, and here it is silu: {remedy}" in of("gelu", hidden_act="gelu")
     assert "step_limit=[0, {}], which is no size" in of("end", time_step_limit=[0, {}])
@@ -239,9 +225,9 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
     assert "num_heads=None" in of("unsized", num_heads=None)
     assert "lacks the weight 'layers.3." in of("more", num_hidden_layers=4)
     assert "lacks the weight 'layers.0.mixer.inward.bias'" in of("biased", use_bias=True)
-    assert "embeddings of 31: prepare the store" in refused(own, 40)
-    assert "embeddings of 31: prepare the store" in refused(own, 30)
-    assert "give --model.key-dim 6, or 0" in refused(own, key_dim=8)
+    assert "embeddings of 31: prepare the store" in refused(lambda: opened(own, 40))
+    assert "embeddings of 31: prepare the store" in refused(lambda: opened(own, 30))
+    assert "give --model.key-dim 6, or 0" in refused(lambda: opened(own, key_dim=8))
     with pytest.raises(ValueError, match="'mamba2', not of a Llama"):
         LlamaConfig(pretrained=str(own), window=8)
 
