@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         watch = Watch(sweep)
         kind = Sleeps if config.kind == "sleep" else TrialActor
         room: Any = SimpleNamespace(at_once=lambda: at_once, use_gpu=False)
-        tracking: Any = SimpleNamespace(below=lambda run: run)
+        tracking: Any = SimpleNamespace(as_child=lambda run: run)
         tuner.fit(SweepRecord(sweep), domains, tracking, room, Stop(sweep.folder), kind)
         watch.end()
         assert [trial.status for trial in sweep.trials.values()] == ["finished"] * len(sweep.trials)
