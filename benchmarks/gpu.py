@@ -121,11 +121,12 @@ class Report:
         os._exit(1)
 
 
-def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Measurement:
+def measured(name: Model, unit: Compile, config: BenchConfig) -> Measurement:
     """The measurement, with no rates yet. Raises whatever the model raises."""
+    device = config.torch_device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    training = Training(name, config, device, dtype, unit, config.backend)
+    training = Training(name, config, unit)
     measurement = Measurement(name, unit, config.most_lanes, config.length, training.parameters)
 
     def rounds(steps: int) -> float:
@@ -147,25 +148,25 @@ def measured(name: Model, unit: Compile, config: BenchConfig, device: torch.devi
     return measurement
 
 
-def fitted(name: Model, unit: Compile, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> Measurement:
+def fitted(name: Model, unit: Compile, config: BenchConfig) -> Measurement:
     """The measurement at the lanes asked for, or at the paper's, halved until they fit; after an error, with its ``failure``."""
     asked = config.lanes
     while True:
         torch.compiler.reset()
         try:
-            return measured(name, unit, config, device, dtype)
+            return measured(name, unit, config)
         except Exception as error:  # out of memory, or the compiler's, or a model's own: the others are measured too
             failed = Measurement(name, unit, config.most_lanes, config.length)
             failed.failure = one_line(error)
             halved = failed.lanes // 2 if isinstance(error, torch.OutOfMemoryError) and not asked else 0
         finally:
-            free_memory(device)
+            free_memory()
         if not halved:
             return failed
         config = replace(config, lanes=halved)
 
 
-def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
+def speed(config: BenchConfig, report: Report) -> bool:
     """Time all models, compiled in each way. Returns whether none failed."""
     rate = report.told["matrix_flops_per_second"]
     peak = report.told["data_sheet_flops_per_second"] or math.nan
@@ -177,7 +178,7 @@ def speed(config: BenchConfig, report: Report, device: torch.device, dtype: torc
     models = [name for name in config.models if name != "peer" or peer_version()]
     for unit in config.compile:
         for name in models:
-            found = fitted(name, unit, config, device, dtype)
+            found = fitted(name, unit, config)
             if is_ours(name):
                 needed = config.of(name).costs(config.vocab_size).training_flops_per_token  # pyrefly: ignore
                 flops = needed * found.lanes * config.length
@@ -229,16 +230,16 @@ CHECKS = {
 }
 
 
-def checked(config: BenchConfig, report: Report, device: torch.device, dtype: torch.dtype) -> bool:
+def checked(config: BenchConfig, report: Report) -> bool:
     """Run the measurement, other than speed, for every model, also after a failure. Returns whether all passed."""
     passed = True
     for name in config.models if config.measure != "attention" else config.models[:1]:
         try:
-            passed &= CHECKS[config.measure](replace(config, models=(name,)), report.say, device, dtype)
+            passed &= CHECKS[config.measure](replace(config, models=(name,)), report.say)
         except Exception as error:
             passed = False
             report.say(f"{name}: {one_line(error)}")
-        free_memory(device)
+        free_memory()
     return passed
 
 
@@ -250,20 +251,17 @@ def main(argv: list[str]) -> int:
         )
     if config.measure == "precision":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS has no deterministic way
-    device = torch.device(config.device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    device = config.torch_device
     size = 512 if config.size == "tiny" else GPU_SIZE
-    rate = matrix_rate(device, dtype, size)
-    peak = peak_rate(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
+    rate = matrix_rate(device, config.dtype, size)
+    peak = peak_rate(torch.cuda.get_device_name(device), config.dtype) if device.type == "cuda" else None
     report = Report(config, {"matrix_flops_per_second": rate, "data_sheet_flops_per_second": peak})
     sheet = f"data sheet {peak / 1e12:.4g}" if peak else "no data sheet"
     report.say(
-        f"floor: {rate / 1e12:.3g} TFLOP/s, a {size}² product in {str(dtype).removeprefix('torch.')} ({sheet}); "
+        f"floor: {rate / 1e12:.3g} TFLOP/s, a {size}² product in {str(config.dtype).removeprefix('torch.')} ({sheet}); "
         f"{config.length:,} tokens of a lane, vocabulary {config.vocab_size:,}, backend {config.backend}"
     )
-    passed = (
-        speed(config, report, device, dtype) if config.measure == "speed" else checked(config, report, device, dtype)
-    )
+    passed = speed(config, report) if config.measure == "speed" else checked(config, report)
     report.limit.cancel()
     return 0 if passed else 1
 

@@ -58,15 +58,18 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias_HWZ: Tensor) -> Tensor:
 WAYS: dict[str, Way] = {"ours": ours, "ours, compiled": ours, "scaled_dot_product": scaled_dot_product, "flex": flex}
 
 
-def timed(name: str, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> tuple[float, float, int]:
+def timed(name: str, config: BenchConfig) -> tuple[float, float, int]:
     """Milliseconds forward, and forward with backward (medians of five), and peak bytes. Raises whatever the way raises."""
+    device = config.torch_device
     sizes = config.of("slide")
     W = sizes.window  # pyrefly: ignore
     H = sizes.heads  # pyrefly: ignore
     E = sizes.head_dim  # pyrefly: ignore
     shape = (config.most_lanes, config.length // W, H)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(*shape, rows, E, device=device, dtype=dtype).div_(E**0.25) for rows in (W, 2 * W, 2 * W))
+    q, k, v = (
+        torch.randn(*shape, rows, E, device=device, dtype=config.dtype).div_(E**0.25) for rows in (W, 2 * W, 2 * W)
+    )
     distance = torch.arange(W, device=device)[:, None] + W - torch.arange(2 * W, device=device)
     bias = torch.randn(H, W, 2 * W, device=device).masked_fill_((distance < 1) | (distance > W), -3e4)
     way = torch.compile(WAYS[name], dynamic=False, backend=config.backend) if "compiled" in name else WAYS[name]

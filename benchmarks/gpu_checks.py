@@ -30,14 +30,15 @@ KERNELS = 10
 STRETCHES = 10
 
 
-def profile(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+def profile(config: BenchConfig, say: Say) -> bool:
     """Report the largest kernels of a step, its time and its floor. A kernel's time leaves out the kernels that it calls."""
+    device = config.torch_device
     cuda = device.type == "cuda"
-    rate = matrix_rate(device, dtype, 512 if config.size == "tiny" else 8192)
+    rate = matrix_rate(device, config.dtype, 512 if config.size == "tiny" else 8192)
     for name in config.models:
         for unit in config.compile:
             torch.compiler.reset()
-            training = Training(name, config, device, dtype, unit, config.backend)
+            training = Training(name, config, unit)
             for _ in range(3):
                 training.step()
             synchronize(device)
@@ -78,18 +79,18 @@ def python_source() -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in paths)), dtype=torch.uint8)
 
 
-def text(config: BenchConfig, device: torch.device) -> torch.Tensor:
+def text(config: BenchConfig) -> torch.Tensor:
     """Bytes of Python's own source, int64 [B, steps · T + 1]. Each lane has another part, and begins again at the source's end."""
     width = config.training_steps * config.length + 1
     ids = python_source()
     starts_B1 = torch.arange(config.most_lanes)[:, None] * (len(ids) // config.most_lanes)
-    return ids[(starts_B1 + torch.arange(width)) % len(ids)].to(device, torch.int64)
+    return ids[(starts_B1 + torch.arange(width)) % len(ids)].to(config.torch_device, torch.int64)
 
 
-def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype) -> list[float]:
+def trained(name: Model, config: BenchConfig, dtype: torch.dtype) -> list[float]:
     """The losses of a model that learns the text without dropout, in nats per token."""
-    training = Training(name, config, device, dtype, config.compile[0], config.backend, dropout=0.0)
-    text_BS = text(config, device)
+    training = Training(name, config, config.compile[0], dtype, dropout=0.0)
+    text_BS = text(config)
     for step in range(config.training_steps):
         begins = step * config.length
         training.tokens_BT.copy_(text_BS[:, begins : begins + config.length])
@@ -98,11 +99,11 @@ def trained(name: Model, config: BenchConfig, device: torch.device, dtype: torch
     return torch.stack(training.losses).tolist()
 
 
-def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+def precision(config: BenchConfig, say: Say) -> bool:
     """Compare bfloat16 with float32, on a CPU too, and a resumed run with an uninterrupted one. Returns whether they agree."""
     passed = True
     for name in [each for each in config.models if is_ours(each)]:
-        single, half = (trained(name, config, device, each) for each in (torch.float32, torch.bfloat16))
+        single, half = (trained(name, config, dtype) for dtype in (torch.float32, torch.bfloat16))
         last = max(1, config.training_steps // 15)
         ends = [sum(losses[-last:]) / last for losses in (single, half)]
         off = ends[1] / ends[0] - 1
@@ -113,7 +114,7 @@ def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.
             {"model": name, "float32": single, "bfloat16": half, "off": off},
         )
         for deterministic in (False, True):
-            equal, seconds, without = resumed(name, config, device, dtype, deterministic)
+            equal, seconds, without = resumed(name, config, deterministic)
             passed &= equal or not deterministic
             way = "deterministic algorithms" if deterministic else "the usual algorithms"
             say(
@@ -125,14 +126,13 @@ def precision(config: BenchConfig, say: Say, device: torch.device, dtype: torch.
     return passed
 
 
-def resumed(
-    name: Model, config: BenchConfig, device: torch.device, dtype: torch.dtype, deterministic: bool
-) -> tuple[bool, float, list[str]]:
+def resumed(name: Model, config: BenchConfig, deterministic: bool) -> tuple[bool, float, list[str]]:
     """Whether four steps give the weights of two steps and two more in another model that resumes them; seconds of a step;
     operations without a deterministic algorithm."""
+    device = config.torch_device
 
     def new() -> Training:
-        return Training(name, config, device, dtype, config.compile[0], config.backend)
+        return Training(name, config, config.compile[0])
 
     def noise() -> list[torch.Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
@@ -168,12 +168,13 @@ def resumed(
 
 
 @torch.no_grad()
-def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+def generation(config: BenchConfig, say: Say) -> bool:
     """Generate in one lane, the likeliest token each time, and report tokens/s and memory for each tenth."""
+    device = config.torch_device
     cuda = device.type == "cuda"
     for name in [each for each in config.models if is_ours(each)]:
         torch.manual_seed(0)
-        model = config.of(name).build(config.vocab_size).to(device, dtype).eval()  # pyrefly: ignore
+        model = config.of(name).build(config.vocab_size).to(device, config.dtype).eval()  # pyrefly: ignore
         decoder = model.incremental_decoder()
         reading = begin(decoder, lanes=1)
         token_B1 = torch.zeros(1, 1, dtype=torch.int64, device=device)
@@ -197,12 +198,12 @@ def generation(config: BenchConfig, say: Say, device: torch.device, dtype: torch
     return True
 
 
-def attention(config: BenchConfig, say: Say, device: torch.device, dtype: torch.dtype) -> bool:
+def attention(config: BenchConfig, say: Say) -> bool:
     """Report time and memory of one layer of windowed attention, for each of WAYS."""
     say("\n| attention | forward, ms | and backward, ms | peak GiB |\n|---|---|---|---|")
     for name in WAYS:
         try:
-            forward, both, held = timed(name, config, device, dtype)
+            forward, both, held = timed(name, config)
         except Exception as error:  # the others are to be measured too
             say(f"| {name} | {one_line(error)} |")
             continue

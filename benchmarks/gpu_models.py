@@ -1,6 +1,6 @@
 """The 150M models that benchmarks/gpu.py times, in training on random tokens: forward, backward, clipping, optimizer, State.
 
-    training = Training("rec", BenchConfig(lanes=16), torch.device("cuda"), torch.bfloat16)
+    training = Training("rec", BenchConfig(lanes=16))
     training.step()
 
 `peer` is block-recurrent-transformer-pytorch at rec's sizes, where it is installed: its keys and values have one head, its MLP a
@@ -120,6 +120,15 @@ class BenchConfig:
         check_options(self, steps=1, training_steps=1, tokens=1)
 
     @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the products."""
+        return torch.bfloat16 if self.device == "cuda" else torch.float32
+
+    @property
     def vocab_size(self) -> int:
         return 257 if self.size == "tiny" else 32_001
 
@@ -145,11 +154,10 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
-def free_memory(device: torch.device) -> None:
+def free_memory() -> None:
     """Give back what models that are gone have held on a GPU."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where no GPU is in use
 
 
 def is_ours(model: Model) -> bool:
@@ -157,20 +165,25 @@ def is_ours(model: Model) -> bool:
 
 
 class Training:
-    """A model in training on random tokens, the same ones at each step; ``dtype``: of the products, by autocast."""
+    """A model in training on random tokens, the same ones at each step."""
 
     def __init__(
         self,
         name: Model,
         config: BenchConfig,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
         unit: Compile = "no",
-        backend: str = "inductor",
+        dtype: torch.dtype | None = None,
         dropout: float | None = None,
     ):
-        """``dropout``: replaces the model's own; None keeps it."""
+        """
+        Args:
+            unit: how the model is compiled.
+            dtype: of the products, by autocast; None takes the config's.
+            dropout: replaces the model's own; None keeps it.
+        """
         torch.manual_seed(0)
+        device = config.torch_device
+        dtype = dtype or config.dtype
         lanes = config.most_lanes
         length = config.length
         vocab_size = config.vocab_size
@@ -184,7 +197,7 @@ class Training:
             sizes: Any = config.of(name)  # pyrefly: ignore
             sizes = sizes if dropout is None else replace(sizes, dropout=dropout)
             self.model = sizes.build(vocab_size).to(device)
-            compile_model(self.model, unit, backend)
+            compile_model(self.model, unit, config.backend)
             fresh_BK = torch.zeros(lanes, length // sizes.block, dtype=torch.bool, device=device)
             self.state: State = self.model.initial_state(lanes)
             fill_memory(self.state)
@@ -197,7 +210,7 @@ class Training:
         else:
             self.model = peer_model(vars(config.of("rec")), vocab_size, length).to(device)
             if unit != "no":
-                self.model.compile(backend=backend)
+                self.model.compile(backend=config.backend)
             carried: list[Any] = [[], []]
             text_BT = torch.cat([self.tokens_BT, self.targets_BT[:, -1:]], 1)  # its loss leaves the first token out
 

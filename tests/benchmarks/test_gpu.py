@@ -69,7 +69,7 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
 ) -> None:
     config = gpu.BenchConfig(device="cpu", size="tiny")
 
-    def measured(name: str, unit: str, config: gpu.BenchConfig, *_: object) -> gpu.Measurement:
+    def measured(name: str, unit: str, config: gpu.BenchConfig) -> gpu.Measurement:
         if name == "vanilla":
             raise ValueError("of its own")
         if config.most_lanes > 1:
@@ -77,11 +77,10 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
         return gpu.Measurement(name, unit, config.most_lanes, config.length)
 
     monkeypatch.setattr(gpu, "measured", measured)
-    given = torch.device("cpu"), torch.float32
-    assert (fits := gpu.fitted("slide", "no", config, *given)).lanes == 1 and not fits.failure
-    asked = gpu.fitted("slide", "no", replace(config, lanes=8), *given)
+    assert (fits := gpu.fitted("slide", "no", config)).lanes == 1 and not fits.failure
+    asked = gpu.fitted("slide", "no", replace(config, lanes=8))
     assert asked.lanes == 8 and asked.failure.startswith("OutOfMemoryError")
-    assert gpu.fitted("vanilla", "no", config, *given).failure == "ValueError: of its own"
+    assert gpu.fitted("vanilla", "no", config).failure == "ValueError: of its own"
 
 
 def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
@@ -100,7 +99,7 @@ def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
         done = {"rec": found, "peer": peer}
         monkeypatch.setattr(gpu, "fitted", lambda name, *_, done=done: done[name])
         report = gpu.Report(config, {"matrix_flops_per_second": 1.0, "data_sheet_flops_per_second": None})
-        gpu.speed(config, report, torch.device("cpu"), torch.float32)
+        gpu.speed(config, report)
         report.limit.cancel()
         last = capsys.readouterr().out.splitlines()[-1]
         assert last == line if line else "rec reads" not in last
