@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import torch
 
@@ -160,7 +160,7 @@ def free_memory() -> None:
     torch.cuda.empty_cache()  # does nothing where no GPU is in use
 
 
-def is_ours(model: Model) -> bool:
+def is_ours(model: Model) -> TypeGuard[Ours]:
     return model in get_args(Ours)
 
 
@@ -194,7 +194,7 @@ class Training:
         if dtype != torch.float32:
             self.autocast = lambda: torch.autocast(device.type, dtype=dtype)
         if is_ours(name):
-            sizes: Any = config.of(name)  # pyrefly: ignore
+            sizes: Any = config.of(name)
             sizes = sizes if dropout is None else replace(sizes, dropout=dropout)
             self.model = sizes.build(vocab_size).to(device)
             compile_model(self.model, unit, config.backend)
