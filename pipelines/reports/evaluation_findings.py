@@ -14,6 +14,8 @@ from pipelines.tracking.score import Evaluation, Score
 
 NEXT_TO_NOTHING = 0.0005
 """Share of all bits below which State counts as worth next to nothing, even beyond chance: it prints as 0.0 %."""
+UNKNOWN = ", chance not known"
+"""End of a sentence on a difference that cannot be compared with chance."""
 
 
 def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> str:
@@ -70,26 +72,24 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     if not evaluations:
         return []
     best = min(evaluations, key=value)
-    said: list[str] = []
-    for e in evaluations:
-        if e.text != best.text or not value(e) > value(best):
-            continue
-        found = best.carried.less_than(e.carried, "errors" if labelled else "nats")
-        level = found is not None and not found.beyond_chance
-        unknown = "" if found else ", chance not known"
-        share = 1 - value(best) / value(e)
-        if labelled and level:
-            said.append(
-                f"{best.name} and {e.name} are level: {value(best):.2%} and {value(e):.2%} of the labels are wrong, within chance"
-            )
-        elif labelled:
-            wrong = f"{best.name} is wrong in {value(best):.2%} of the labels, {e.name} in {value(e):.2%}"
-            said.append(wrong + unknown)
-        elif found and level:
-            margin = found.margin * best.carried.tokens / e.carried.nats
-            said.append(
-                f"{best.name} and {e.name} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
-            )
-        else:
-            said.append(f"{best.name} needs {share:.1%} fewer bits per byte than {e.name}{unknown}")
-    return said
+    others = [e for e in evaluations if e.text == best.text and value(e) > value(best)]
+    lead = _lead_in_errors if labelled else _lead_in_bits
+    return [lead(best, other) for other in others]
+
+
+def _lead_in_errors(best: Evaluation, other: Evaluation) -> str:
+    found = best.carried.less_than(other.carried, "errors")
+    least = f"{best.carried.error_rate:.2%}"
+    more = f"{other.carried.error_rate:.2%}"
+    if found and not found.beyond_chance:
+        return f"{best.name} and {other.name} are level: {least} and {more} of the labels are wrong, within chance"
+    return f"{best.name} is wrong in {least} of the labels, {other.name} in {more}{'' if found else UNKNOWN}"
+
+
+def _lead_in_bits(best: Evaluation, other: Evaluation) -> str:
+    found = best.carried.less_than(other.carried)
+    share = 1 - best.carried.bits_per_byte / other.carried.bits_per_byte
+    if found and not found.beyond_chance:
+        margin = found.margin * best.carried.tokens / other.carried.nats
+        return f"{best.name} and {other.name} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
+    return f"{best.name} needs {share:.1%} fewer bits per byte than {other.name}{'' if found else UNKNOWN}"
