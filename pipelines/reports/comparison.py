@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -201,43 +202,51 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     """
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    longest = max(run.curve(comparison.metric)[-1].time for run in comparison.runs)
-    unit = "hours"
-    size = 3600.0
-    if longest < 180:
-        unit = "seconds"
-        size = 1.0
-    elif longest < 3 * 3600:
-        unit = "minutes"
-        size = 60.0
+    unit, size = _unit_of_time(max(run.curve(comparison.metric)[-1].time for run in comparison.runs))
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)
     for number, (name, curve) in enumerate(drawn.items()):
-        flops = curve.run.flops_per_token
-        bits_P = curve.values_SP.mean(0)
-        least = bits_P.argmin()
-        marker = "o" if len(bits_P) <= 60 else ""
-        colour = colour_of(number)
-        look: dict[str, Any] = {"color": colour, "markersize": 3}
-        costs = (curve.tokens_P, curve.tokens_P * flops if flops else None, curve.seconds_P / size)
-        for axes, at_P in zip(panels, costs, strict=True):
-            if at_P is not None:
-                plot_mean(
-                    axes,
-                    at_P,
-                    curve.values_SP,
-                    line_of(number),
-                    marker=marker,
-                    linewidth=1.5,
-                    label=names[name],
-                    **look,
-                )
-                axes.plot(at_P[least], bits_P[least], "o", color=colour, markersize=8, markeredgecolor="white")
+        _draw_over_costs(panels, curve, size, number, names[name])
         without = cleared.get(name)
         if without:
-            label = f"{names[name]}, states cleared"
-            plot_mean(panels[0], without.tokens_P, without.values_SP, "o--", label=label, **look)
+            look: dict[str, Any] = {"markersize": 3, "label": f"{names[name]}, states cleared"}
+            plot_mean(panels[0], without.tokens_P, without.values_SP, "o--", color=colour_of(number), **look)
+    _label_costs(panels, comparison, unit)
+    if len(drawn) <= 4:
+        panels[0].legend(fontsize=9, framealpha=0.9)
+    else:
+        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
+    title = f"{about(comparison.metric)} by what it cost; the large points are the best ones, lower is better"
+    figure.suptitle(title, fontsize=11)
+    return save_figure(figure, path)
+
+
+def _unit_of_time(longest: float) -> tuple[str, float]:
+    """The unit of an axis that goes to so many seconds, and the seconds in it."""
+    if longest < 180:
+        return "seconds", 1.0
+    if longest < 3 * 3600:
+        return "minutes", 60.0
+    return "hours", 3600.0
+
+
+def _draw_over_costs(panels: Sequence[Axes], curve: Curve, size: float, number: int, label: str) -> None:
+    """Draw a curve over its tokens, FLOPs (if known) and wall time in units of ``size`` seconds; ``number``: of its colour."""
+    flops = curve.run.flops_per_token
+    bits_P = curve.values_SP.mean(0)
+    least = bits_P.argmin()
+    colour = colour_of(number)
+    look: dict[str, Any] = {"marker": "o" if len(bits_P) <= 60 else "", "markersize": 3, "linewidth": 1.5}
+    costs = (curve.tokens_P, curve.tokens_P * flops if flops else None, curve.seconds_P / size)
+    for axes, at_P in zip(panels, costs, strict=True):
+        if at_P is not None:
+            plot_mean(axes, at_P, curve.values_SP, line_of(number), color=colour, label=label, **look)
+            axes.plot(at_P[least], bits_P[least], "o", color=colour, markersize=8, markeredgecolor="white")
+
+
+def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> None:
+    """Label the axes of tokens, FLOPs and wall time in this unit."""
     unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
     labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")
@@ -247,13 +256,6 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         axes.grid(alpha=0.25)
     panels[0].xaxis.set_major_formatter(lambda value, _: short(value))
     panels[0].set_ylabel(about(comparison.metric))
-    if len(drawn) <= 4:
-        panels[0].legend(fontsize=9, framealpha=0.9)
-    else:
-        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
-    title = f"{about(comparison.metric)} by what it cost; the large points are the best ones, lower is better"
-    figure.suptitle(title, fontsize=11)
-    return save_figure(figure, path)
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
