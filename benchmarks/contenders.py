@@ -66,6 +66,13 @@ class Contender:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.model.parameters())
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of a step, forward and backward, as our code does them (recur_models/costs.py)."""
+        cost = self.config.costs(VOCAB)
+        of_tokens = cost.computed_training_flops_per_token * self.tokens.shape[1]
+        return LANES * (of_tokens + 3 * cost.segment_flops)
+
 
 class Peer(Contender):
     """The package block-recurrent-transformer-pytorch at the same dimensions (keys and values shared by all heads, GEGLU)."""

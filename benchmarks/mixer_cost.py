@@ -84,21 +84,20 @@ def steps(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     rows: list[tuple[results.Cell, ...]] = []
     for name in names:
-        cost = models[name].costs(VOCAB)
+        contender = made[name, config.segment]
         first, *longer = (seconds[f"{name} {length}"] for length in lengths)
         median = statistics.median(first)
-        flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
         growth = [
             statistics.median(each) / median * config.segment / n for each, n in zip(longer, lengths[1:], strict=True)
         ]
-        kept = kept_bytes(made[name, config.segment].loss) / 2**20
+        kept = kept_bytes(contender.loss) / 2**20
         rows.append(
             (
                 name,
-                cost.parameters,
+                contender.parameters,
                 round(median, 3),
                 machine.ratios(first, seconds[f"slide {config.segment}"]),
-                f"{flops / median / rate:.0%}",
+                f"{contender.flops / median / rate:.0%}",
                 round(kept),
                 *(round(each, 2) for each in growth),
             )

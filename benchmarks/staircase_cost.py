@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks import machine, results
-from benchmarks.contenders import LANES, VOCAB, Contender
+from benchmarks.contenders import LANES, Contender
 from benchmarks.kept import kept_bytes
 from common.errors import UserError
 from pipelines.terminal import cli
@@ -131,17 +131,15 @@ def main(argv: list[str]) -> None:
     for label, model in chosen.items():
         seconds = statistics.median(times[label])
         shown = machine.ratios(times[label], times["transformer-xl"])
-        cost = model.costs(VOCAB)
-        flops = 3 * LANES * (cost.computed_flops_per_token * config.segment + cost.segment_flops)
+        parameters = made[label].parameters
+        used = f"{made[label].flops / seconds / rate:.0%}"
         lengths = (config.segment, config.segment // 2)
         memory, half = (kept_bytes(Contender(model, length).loss) / 2**20 for length in lengths)
         print(
-            f"  {label:26} {cost.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops / seconds / rate:>12.0%} "
-            f"{memory:>9.0f} {half:>8.0f}",
+            f"  {label:26} {parameters:>11,} {seconds:>9.3f} {shown:>26} {used:>12} {memory:>9.0f} {half:>8.0f}",
             flush=True,
         )
-        used = f"{flops / seconds / rate:.0%}"
-        rows.append((label, cost.parameters, round(seconds, 4), shown, used, round(memory), round(half)))
+        rows.append((label, parameters, round(seconds, 4), shown, used, round(memory), round(half)))
     recorder.table("Cost of passes", COLUMNS, rows)
     seconds_NR = np.array([times[staircase(n)] for n in config.passes])  # R: rounds
     slopes_R = np.polyfit(config.passes, seconds_NR, 1)[0] / times[staircase(1)]

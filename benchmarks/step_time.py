@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import machine, results
-from benchmarks.contenders import LANES, SEGMENT, SIZES, VOCAB, Size, contenders, model_configs
+from benchmarks.contenders import LANES, SEGMENT, SIZES, Size, contenders, model_configs
 from common.choices import Compile
 from common.errors import UserError
 from pipelines.terminal import cli
@@ -74,18 +74,14 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
         f"segment {SEGMENT[name]}, batch {LANES}; {config.rounds - 2} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
         f"  {'':44} {'parameters':>11} {'s a step':>9} {'/ slide, median (range)':>26} {'FLOPs / slide':>14} {'of the rate':>12}"
     )
-    tokens = LANES * SEGMENT[name]
     rows: list[tuple[results.Cell, ...]] = []
     for label, contender in chosen.items():
         seconds = statistics.median(times[label])
         shown = machine.ratios(times[label], times["slide"], ".3f")
         flops = rated = "–"
         if label in configs:
-            computed, of_slide = (
-                configs[name].costs(VOCAB).computed_training_flops_per_token for name in (label, "slide")
-            )
-            flops = f"{computed / of_slide:.3f}"
-            rated = f"{computed * tokens / seconds / rate:.0%}"
+            flops = f"{contender.flops / chosen['slide'].flops:.3f}"
+            rated = f"{contender.flops / seconds / rate:.0%}"
         print(
             f"  {label:44} {contender.parameters:>11,} {seconds:>9.3f} {shown:>26} {flops:>14} {rated:>12}", flush=True
         )
