@@ -210,27 +210,15 @@ LABELS = {
     "rec-fixed-skip": "rec, fixed:skip",
     "rec-lstm-skip": "rec, lstm:skip",
     "feedback": "rec, feedback",
-    "slide": "slide",
-    "xl": "xl",
-    "memorizing": "memorizing",
-    "staircase": "staircase",
     "cached-staircase": "cached staircase",
     "feedback-transformer": "feedback transformer",
     "universal-transformer": "universal transformer",
-    "lstm": "lstm",
-    "delta": "delta",
     "delta-negative": "delta, negative eigenvalues",
     "delta-two-keys": "delta, two keys",
-    "mamba2": "mamba2",
-    "mlstm": "mlstm",
-    "retention": "retention",
-    "rwkv7": "rwkv7",
-    "rmt": "rmt",
-    "armt": "armt",
     "delta-window": "delta + window",
     "mamba2-window": "mamba2 + window",
 }
-"""Rows of the table by their presets' names."""
+"""Labels of rows by their presets' names, where they differ from them."""
 AS_ON_TASKS = {"rec-lstm-skip": "rec-lstm-dual", "xl": "transformer-xl"}
 """Rows whose model on the tasks is the nearest one that was tuned there."""
 AS_ON_NAMES = {"rec-fixed-skip": "rec-fixed", "rec-lstm-skip": "rec"}
@@ -249,7 +237,8 @@ def row(name: str) -> Row:
     runs = {"tiny": tiny}
     if name in AT_150M:
         runs["paper"] = {BOOKS: Run(f"pg19-{AT_150M[name]}", TEXT[BOOKS])}
-    return Row(LABELS[name], {}, runs, LABELS[name])
+    label = LABELS.get(name, name)
+    return Row(label, {}, runs, label)
 
 
 NOTE = {
@@ -261,7 +250,7 @@ NOTE = {
     "State is that of the models on text, in float32. Speeds are those of one thread. Empty cells were not run.",
     "paper": "150M parameters beside the embeddings, on PG-19 in bytes. Empty cells were not run.",
 }
-ROWS = tuple(map(row, LABELS))
+ROWS = tuple(map(row, ON_BYTES))
 DRAWN = (RECALL, S3, STATE.name)
 
 
