@@ -145,7 +145,7 @@ class Plan:
         baseless = self.divide_times(found)
         facts = self.facts(found, baseless) if found.fingerprints else ()
         cells = {key: tuple(values) for key, values in found.values.items() if values}
-        named = {label: sorted(names) for label, names in found.runs.items()}
+        runs = {label: sorted(names) for label, names in found.runs.items()}
         best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in found.validated.items()}
         return Results(
             self.name,
@@ -155,7 +155,7 @@ class Plan:
             cells,
             command=command,
             facts=facts,
-            notes={"runs": named},
+            runs=runs,
             best=best,
             corpus=self.study.corpus,
         )

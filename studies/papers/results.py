@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from common.files import write_atomically
+from pipelines.reports.files import save
 from studies.papers.tables import COSTS, LOWER, Column, Row, Table
 
 SHOWN = 12
@@ -47,8 +47,8 @@ class Results:
     command: str = ""
     facts: tuple[str, ...] = ()
     """Sentences on data, tokens and time."""
-    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Other values for the JSON."""
+    runs: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Names of the runs behind each row, by its label."""
     best: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     """The best seed's values by row and column, for the columns that show the best seed."""
     corpus: str = ""
@@ -229,14 +229,13 @@ class Results:
             "facts": self.facts,
             "rows": rows,
             "orderings": orderings,
-            **self.notes,
+            "runs": self.runs,
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """table.md and table.json, each atomically. Returns their paths."""
-        folder.mkdir(parents=True, exist_ok=True)
-        text = folder / "table.md"
-        values = folder / "table.json"
-        write_atomically(text, self.markdown().encode())
-        write_atomically(values, (json.dumps(self.to_json(), indent=1) + "\n").encode())
-        return [text, values]
+        """Write table.md and table.json, each atomically. Returns their paths."""
+        values = json.dumps(self.to_json(), indent=1) + "\n"
+        return [
+            save(folder / "table.md", self.markdown().encode()),
+            save(folder / "table.json", values.encode()),
+        ]
