@@ -70,32 +70,15 @@ class TokenLosses:
             key: JSON values that identify the losses: with another key the file is made anew.
         """
         folder = path.parent / (WORKING + digest(dict(key)))
-        starts = np.concatenate([[0], np.cumsum(store.lengths)])
         nats = folder / "nats"
-        tokens = int(starts[-1])
+        tokens = int(store.lengths.sum())
         if not (nats.exists() and nats.stat().st_size == tokens * np.dtype(np.float32).itemsize):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             np.memmap(nats, np.float32, "w+", shape=(tokens,))[:] = np.nan
         yield nats
-        mapped = np.memmap(nats, np.float32, "r")
-        ranges: dict[int, tuple[int, int]] = {}
         whole = folder / "losses.arrow"
-        batches = 0
-        with pa.OSFile(str(whole), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-            for document, length in enumerate(store.lengths.tolist()):
-                first = batches
-                for at in range(0, length, ROWS):
-                    stop = min(at + ROWS, length)
-                    columns = [
-                        np.full(stop - at, document, np.int32),
-                        np.arange(at, stop),
-                        store.tokens(document, at, stop).astype(np.int32),
-                        np.asarray(mapped[starts[document] + at : starts[document] + stop]),
-                    ]
-                    writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
-                    batches += 1
-                ranges[document] = (first, batches)
+        ranges = write_losses(whole, store, np.memmap(nats, np.float32, "r"))
         record = {"key": dict(key), "xxh3": Place.parse(whole).xxh3(), "ranges": ranges}
         cls._record(path).unlink(missing_ok=True)
         os.replace(whole, path)
@@ -113,6 +96,31 @@ class TokenLosses:
             reader = pa.ipc.open_file(file)
             parts = [reader.get_batch(number).column(name).to_numpy() for number in range(first, stop)]
             return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def write_losses(path: Path, store: SegmentStore, nats_T: np.ndarray) -> dict[int, tuple[int, int]]:
+    """Write the Arrow file of a split's tokens and their nats, float32 [tokens of the split]. Returns the record batches of each
+    document, as `TokenLosses.ranges` has them.
+    """
+    ranges: dict[int, tuple[int, int]] = {}
+    begin = 0
+    batches = 0
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        for document, length in enumerate(store.lengths.tolist()):
+            first = batches
+            for at in range(0, length, ROWS):
+                stop = min(at + ROWS, length)
+                columns = [
+                    np.full(stop - at, document, np.int32),
+                    np.arange(at, stop),
+                    store.tokens(document, at, stop).astype(np.int32),
+                    np.asarray(nats_T[begin + at : begin + stop]),
+                ]
+                writer.write_batch(pa.record_batch(list(map(arrow_array, columns)), schema=SCHEMA))
+                batches += 1
+            ranges[document] = (first, batches)
+            begin += length
+    return ranges
 
 
 @contextmanager
