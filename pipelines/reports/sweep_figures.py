@@ -23,7 +23,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pipelines.reports.files import COLOURS, save_figure
-from pipelines.reports.importance import Scale, importances
+from pipelines.reports.importance import importances
+from pipelines.reports.scales import Scale
 from pipelines.reports.sweep_result import SweepResult
 from pipelines.terminal.tables import counted, short
 
