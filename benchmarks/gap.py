@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from common.errors import UserError
@@ -88,7 +87,7 @@ def main(argv: list[str]) -> None:
     axes.set_ylabel(f"validation bits per token less those of {base.name}")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8)
-    FigureCanvasAgg(figure).print_figure(config.output, dpi=150)
+    figure.savefig(config.output, dpi=150)
     print(f"  figure  {cli.shown(config.output)}")
 
 

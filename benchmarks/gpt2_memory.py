@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks import machine
@@ -113,7 +112,7 @@ def plot(rows: list[Weighed], inside: int, config: BenchConfig, path: Path) -> N
     axes.set_title(f"GPT-2 with recurrence: d {config.d_model}, {config.layers} layers, {LANES} lanes", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9)
-    FigureCanvasAgg(figure).print_figure(path, dpi=150)
+    figure.savefig(path, dpi=150)
 
 
 def main(argv: list[str]) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.results import Recorder
@@ -89,7 +88,7 @@ def plot(results: dict[str, dict[int, Recall]], reach: int, path: Path) -> None:
     axes.set_ylim(-4, 104)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9, loc="center right", bbox_to_anchor=(1, 0.33))
-    FigureCanvasAgg(figure).print_figure(path, dpi=150)
+    figure.savefig(path, dpi=150)
 
 
 def table(results: dict[str, dict[int, Recall]]) -> tuple[list[str], list[list[str]]]:

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
@@ -156,7 +155,7 @@ def plot(results: list[Result], config: BenchConfig, path: Path) -> None:
     shown = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     named = [name for name in MODELS if name in shown]
     figure.legend([shown[name] for name in named], named, loc="outside right center", fontsize=8)
-    FigureCanvasAgg(figure).print_figure(path, dpi=130)
+    figure.savefig(path, dpi=130)
 
 
 def coarse(result: Result) -> tuple[list[float], list[float]]:
