@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.corpora import CORPORA
-from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of
 from pipelines.prepare import PrepareConfig, commands, prepare
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import STOPPED_STATUS
@@ -316,7 +316,7 @@ def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: s
 
 def final_tensors(run: Path, step: int, unless: tuple[str, ...] = ()) -> dict[str, bytes]:
     """Bytes of a checkpoint's tensor files, and of its JSON's fields on the training, except those in ``unless``."""
-    folder = run / "checkpoints" / f"step-{step:08d}"
+    folder = run / "checkpoints" / name_of(step)
     meta = Checkpoint.open(folder).meta
     keys = ("optimizer", "cursor", "tokens", "logged", "validation", "files", "world")
     compared = {key: meta[key] for key in keys if key not in unless}

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.killing import MODELS, TINY, curve, make_store
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster import ray_session
+from pipelines.training.stopping import STOPPED_STATUS
 
 CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
@@ -70,7 +71,7 @@ def main() -> int:
         steps = [step for step, key, _ in curve(root / "run") if key == "train/bits_per_token"]
         whole = steps == list(range(1, last + 1))
         print(f"stopped with status {status} after step {last:,}; the curve has each step once: {whole}")
-    return 0 if status == 75 and whole else 1
+    return 0 if status == STOPPED_STATUS and whole else 1
 
 
 def wait_for(run: Path, workers: int, seconds: float = 300) -> float:

@@ -22,6 +22,7 @@ import psutil
 from benchmarks.killing import MODELS, TINY, Group, Point, curve, final_tensors, make_store
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
+from pipelines.training.stopping import STOPPED_STATUS
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
                     time.sleep(0.1)
                 group.signal(signal.SIGTERM)
                 statuses = group.wait(120)
-                assert statuses == [75, 75], f"{statuses} {group.said()[-3000:]}"
+                assert statuses == [STOPPED_STATUS] * 2, f"{statuses} {group.said()[-3000:]}"
                 return kills, again, meter
             before = newest(root / "soak")
             victims = random.choice(((0,), (1,), (0, 1)))

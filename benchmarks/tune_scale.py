@@ -32,10 +32,11 @@ from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
-from pipelines.sweeps.trial import TrialActor
+from pipelines.sweeps.trial import POINTER, TrialActor
+from pipelines.sweeps.trial_loop import ended_as
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
-from tune_spaces.drawing import fields
+from tune_spaces.drawing import METRIC, fields
 
 SECONDS = "TUNE_SCALE_SECONDS"
 """Environment variable of the actors: seconds that a trial sleeps before each of its validations."""
@@ -76,16 +77,16 @@ class Sleeps(TrialActor):
         time.sleep(float(os.environ[SECONDS]))
         self._slept.append((began, time.time()))
         self._done += 3
-        metrics = {"value": 5.0, "validation/bits_per_token": 5.0}
+        metrics = {METRIC: 5.0, "validation/bits_per_token": 5.0}
         told = {"trial": self.trial_name, "step": self._done, "tokens": self._done * 32, **metrics}
         if self._done < 6:
             return told
         with Path(os.environ[SLEPT], str(os.getpid())).open("a") as file:
             file.write(json.dumps(self._slept) + "\n")
-        return told | {"done": True, "outcome": "finished", "said": ""}
+        return told | ended_as("finished", "")
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        Path(checkpoint_dir, "pointer.json").write_text("{}")
+        Path(checkpoint_dir, POINTER).write_text("{}")
 
 
 def main(argv: list[str]) -> None:
