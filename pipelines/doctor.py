@@ -8,6 +8,7 @@ and this code; 2 when one is not, with a sentence for each thing that is wrong. 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import tyro
 
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
 from pipelines.checkpoints.retention import best
-from pipelines.checkpoints.run_folder import find_run
+from pipelines.checkpoints.run_folder import RunFolder, find_run
 from pipelines.inference.trained import open_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import lines
@@ -33,6 +34,8 @@ class DoctorConfig:
 
 
 COLUMNS = ("checkpoint", "state", "step", "tokens", "workers", "lanes", "MB", "validation", "")
+BLANK = ("",) * (len(COLUMNS) - 2)
+"""The columns after `state` of a checkpoint that cannot be used."""
 
 
 def main(argv: list[str]) -> int:
@@ -41,42 +44,56 @@ def main(argv: list[str]) -> int:
     run, checkpoint_name = find_run(config.run)
     if checkpoint_name:
         raise CheckpointError(f"{config.run} is a checkpoint: name the folder of its run")
-    found: dict[str, Checkpoint | str] = {}  # or why it is none
-    complaints = list[str]()
-    unsafe = False
+    found = open_all(run)
+    whole = [checkpoint for checkpoint in found.values() if isinstance(checkpoint, Checkpoint)]
+    complaints = [str(error) for error in found.values() if isinstance(error, Exception)]
+    unfinished = [(left.name, "unfinished", *BLANK) for left in run.unfinished()]
+    rows = rows_of(found, whole) + unfinished
+    if rows:
+        lines().print(plain_table(COLUMNS, rows))
+    if whole:
+        newest = whole[0]
+        complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
+        if is_met_first(newest, found):
+            print(f"{cli.shown(run.place.shown)} would resume from step {newest.step:,}")
+    else:
+        complaints.append(
+            f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"
+        )
+    for complaint in complaints:
+        print(f"wrong: {complaint}")
+    return 2 if complaints else 0
+
+
+def open_all(run: RunFolder) -> dict[str, Checkpoint | Exception]:
+    """The checkpoints of a run by name, the newest first: each opened and verified, or the error that says why it is not usable."""
+    found: dict[str, Checkpoint | Exception] = {}
     for name in run.checkpoint_names():
         try:
             found[name] = run.open_checkpoint(name)
         except (CheckpointError, PermissionError) as error:
             if name in run.checkpoint_names():  # else a run that is training has just taken it away
-                whole_before = any(isinstance(newer, Checkpoint) for newer in found.values())
-                if isinstance(error, (PickledError, PermissionError)) and not whole_before:
-                    unsafe = True  # a run that resumes would meet it, and end
-                found[name] = "not readable" if isinstance(error, PermissionError) else "damaged"
-                complaints.append(str(error))
+                found[name] = error
+    return found
+
+
+def is_met_first(newest: Checkpoint, found: Mapping[str, Checkpoint | Exception]) -> bool:
+    """Whether a run that resumes finds the newest whole checkpoint before one of those at which it ends. It passes over others."""
+    ends = (PickledError, PermissionError)
+    return next(one for one in found.values() if one is newest or isinstance(one, ends)) is newest
+
+
+def rows_of(found: Mapping[str, Checkpoint | Exception], whole: Sequence[Checkpoint]) -> list[tuple[str, ...]]:
+    """The table's rows. The newest and the best of those that are ``whole``, the newest first, are marked."""
+    marked = {"newest": next(iter(whole), None), "best": next(iter(best(whole)), None)}
     rows = list[tuple[str, ...]]()
-    blank = [""] * (len(COLUMNS) - 2)
-    whole = [checkpoint for checkpoint in found.values() if isinstance(checkpoint, Checkpoint)]
-    newest = whole[0] if whole else None
-    marked = {"newest": newest, "best": next(iter(best(whole)), None)}
     for name, checkpoint in found.items():
         if isinstance(checkpoint, Checkpoint):
             marks = [mark for mark, one in marked.items() if one is checkpoint]
             rows.append((name, "whole", *columns_of(checkpoint), ", ".join(marks)))
         else:
-            rows.append((name, checkpoint, *blank))
-    rows += [(left.name, "unfinished", *blank) for left in run.unfinished()]
-    if rows:
-        lines().print(plain_table(COLUMNS, rows))
-    if newest:
-        complaints += [*unfit_code(newest), *unfit_store(newest, config.store)]
-        if not unsafe:
-            print(f"{cli.shown(run.place.shown)} would resume from step {newest.step:,}")
-    else:
-        complaints += [f"{run.checkpoints} holds no checkpoint that can be used: train the run first, or restore one"]
-    for complaint in complaints:
-        print(f"wrong: {complaint}")
-    return 2 if complaints else 0
+            rows.append((name, "not readable" if isinstance(checkpoint, PermissionError) else "damaged", *BLANK))
+    return rows
 
 
 def columns_of(checkpoint: Checkpoint) -> tuple[str, ...]:
