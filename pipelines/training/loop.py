@@ -144,8 +144,7 @@ def train(
     wrapped = world.wrap(model)
     autocast = autocast_to(run.precision.name, world.device)
     fastest = fastest_tokens(config, world, model.vocab_size, run.precision.dtype) if tracker else {}
-    speed = Speed(world.device, fastest)
-    timed = first_step  # step up to which `speed` has measured
+    speed = Speed(world.device, fastest, schedule.tokens_before(first_step))
     model.train()
 
     for step in range(first_step, config.steps):
@@ -198,7 +197,7 @@ def train(
             since_logged = tokens - schedule.tokens_before(progress.logged)
             losses = training_metrics(world.sum(sums).flatten().tolist(), since_logged)
             check_finite(losses.get("train/bits_per_token", 0.0), done, saver)  # missing if no label was read
-            speeds = speed.metrics(tokens - schedule.tokens_before(timed))
+            speeds = speed.metrics(tokens)
             if tracker:
                 metrics = {
                     **losses,
@@ -213,7 +212,7 @@ def train(
                 if done > config.schedule.warmup_steps:
                     progress.warn_of_unused_state(health, tracker, done)
             sums = torch.zeros_like(sums)
-            progress.logged = timed = done
+            progress.logged = done
             gc.collect(1)  # young objects, in a millisecond; checkpoints collect all
 
         # Validate

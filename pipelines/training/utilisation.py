@@ -100,17 +100,23 @@ def collected_by_hand() -> Iterator[None]:
 
 
 class Speed:
-    """The clock of a loop; what is done inside `paused` is left out. ``fastest``: tokens/s at which each share would be 1."""
+    """The clock of a loop; what is done inside `paused` is left out."""
 
-    def __init__(self, device: torch.device, fastest: dict[str, float]) -> None:
+    def __init__(self, device: torch.device, fastest: dict[str, float], tokens: int) -> None:
+        """``fastest``: tokens/s at which each share would be 1. ``tokens``: those that were read before the loop."""
         self._device = device
         self._fastest = fastest
+        self._tokens = tokens
         self._since = time.perf_counter()
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """Tokens per second, if ``tokens`` were read since the last call, and its shares of ``fastest``. The device is done."""
+        """Tokens per second since the last call, and its shares of ``fastest``, for a device that is done.
+
+        ``tokens``: all that were read by now.
+        """
         now = time.perf_counter()
-        rate = tokens / (now - self._since)
+        rate = (tokens - self._tokens) / (now - self._since)
+        self._tokens = tokens
         self._since = now
         return {"tokens_per_second": rate, **{name: rate / fastest for name, fastest in self._fastest.items()}}
 

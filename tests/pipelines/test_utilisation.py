@@ -92,12 +92,14 @@ def test_a_peak_is_the_data_sheets(name: str, teraflops: tuple[float | None, flo
 def test_shares_are_of_the_speed_and_pauses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [7.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    speed = Speed(torch.device("cpu"), {"mfu": 4000.0, "share_of_matrix_rate": 2000.0})
+    speed = Speed(torch.device("cpu"), {"mfu": 4000.0, "share_of_matrix_rate": 2000.0}, tokens=700)
     now[0] += 0.05
     with speed.paused():
         now[0] += 0.3
-    metrics = speed.metrics(100)
+    metrics = speed.metrics(800)
     assert metrics == pytest.approx({"tokens_per_second": 2000, "mfu": 0.5, "share_of_matrix_rate": 1})
+    now[0] += 0.1
+    assert speed.metrics(900)["tokens_per_second"] == pytest.approx(1000)
 
 
 def test_workers_that_share_a_gpu_have_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
