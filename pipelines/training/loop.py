@@ -40,7 +40,7 @@ from pipelines.training.restoring import (
 from pipelines.training.scoring import has_states, score_split
 from pipelines.training.stopping import Stopped
 from pipelines.training.train_state import TrainState
-from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
+from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens
 from pipelines.training.watchdog import Heartbeat
 from pipelines.training.world import World
 from recur_models import RecurrentModel, State, detach
@@ -282,22 +282,6 @@ def validate(
         metrics["validation/bits_per_token_states_cleared"] = cleared
         metrics["validation/worth_of_states_bits"] = cleared - carried.bits_per_token
     return metrics
-
-
-def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: torch.dtype) -> dict[str, float]:
-    """The most tokens/s that the GPUs could train on if they computed nothing but the model's matrix products, by the name of the
-    metric that divides the measured speed by it.
-
-    `mfu`: at the rate of the GPU's data sheet, if it is known. `share_of_matrix_rate`: at the rate that the GPU reaches in one
-    large product, measured here in a second. Empty on a CPU.
-    """
-    if world.device.type != "cuda":
-        return {}
-    peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
-    rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
-    devices = world.size * min(config.placement.gpus, 1)  # workers may share one
-    flops = config.model.costs(vocab_size).training_flops_per_token
-    return {name: devices * rate / flops for name, rate in rates.items() if rate}
 
 
 def check_finite(value: float, step: int, saver: Saver) -> None:

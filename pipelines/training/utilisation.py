@@ -3,6 +3,7 @@
     rate = matrix_rate(device, torch.bfloat16)                              # FLOP/s of a large product, measured
     peak = peak_rate("NVIDIA A100-SXM4-80GB", torch.bfloat16)               # FLOP/s by the data sheet: 312e12
     peak / model.costs(vocab_size).training_flops_per_token                 # tokens/s over this is MFU, as the field has it
+    fastest_tokens(config, world, vocab_size, torch.bfloat16)               # both, as tokens/s of a run
 
 FLOPs are those of recur_models/costs.py: only needed ones count, not those of recomputation.
 """
@@ -17,6 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from pipelines.config.run import TrainConfig
+from pipelines.training.world import World
 
 GPU_SIZE = 8192
 """Rows and columns of the matrices: a product of a millisecond or more, on any GPU."""
@@ -75,6 +79,22 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int = GPU_SIZE, 
         synchronize(device)
         seconds.append(time.perf_counter() - began)
     return 2 * size**3 * repeats / statistics.median(seconds)
+
+
+def fastest_tokens(config: TrainConfig, world: World, vocab_size: int, dtype: torch.dtype) -> dict[str, float]:
+    """The most tokens/s that the GPUs could train on if they computed nothing but the model's matrix products, by the name of the
+    metric that divides the measured speed by it.
+
+    `mfu`: at the rate of the GPU's data sheet, if it is known. `share_of_matrix_rate`: at the rate that the GPU reaches in one
+    large product, measured here in a second. Empty on a CPU.
+    """
+    if world.device.type != "cuda":
+        return {}
+    peak = peak_rate(torch.cuda.get_device_name(world.device), dtype)
+    rates = {"mfu": peak, "share_of_matrix_rate": matrix_rate(world.device, dtype)}
+    devices = world.size * min(config.placement.gpus, 1)  # workers may share one
+    flops = config.model.costs(vocab_size).training_flops_per_token
+    return {name: devices * rate / flops for name, rate in rates.items() if rate}
 
 
 def synchronize(device: torch.device) -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from pipelines.presets import PRESETS
-from pipelines.training import loop
-from pipelines.training.loop import fastest_tokens
-from pipelines.training.utilisation import Speed, collected_by_hand, matrix_rate, peak_rate
+from pipelines.training import utilisation
+from pipelines.training.utilisation import Speed, collected_by_hand, fastest_tokens, matrix_rate, peak_rate
 from pipelines.training.world import World
 from recur_models import VanillaConfig
 
@@ -104,8 +103,8 @@ def test_shares_are_of_the_speed_and_pauses_are_left_out(monkeypatch: pytest.Mon
 
 def test_workers_that_share_a_gpu_have_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    monkeypatch.setattr(loop, "peak_rate", lambda name, dtype: 1e15)
-    monkeypatch.setattr(loop, "matrix_rate", lambda device, dtype: 5e14)
+    monkeypatch.setattr(utilisation, "peak_rate", lambda name, dtype: 1e15)
+    monkeypatch.setattr(utilisation, "matrix_rate", lambda device, dtype: 5e14)
     whole = PRESETS["demo-rec"]
     half = replace(whole, placement=replace(whole.placement, gpus=0.5))
     alone, shared = (
