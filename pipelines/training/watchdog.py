@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -131,26 +132,9 @@ class Heartbeat:
         return f"{line}in {Path(stack[-1].filename).name}:{stack[-1].name}"
 
     def _report(self) -> None:
-        """Print where each process stands, and end those on this machine that cannot end themselves: they have written nothing for
-        long. Ages are by the file system's clock, which all machines share. Without a shared folder each watch sees its own machine
-        alone.
-        """
-        pulses = []
-        dead = []
-        now = self._path(self._world.rank).stat().st_mtime
-        for path in filter(Path.exists, map(self._path, range(self._world.size))):
-            pulse = Pulse(**json.loads(path.read_text()))
-            pulses.append(pulse)
-            if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
-                dead.append(pulse)
-        first = min(pulse.step for pulse in pulses)
-        suspects = dead or [pulse for pulse in pulses if pulse.step == first]
-        told = [
-            f"rank {pulse.rank} (process {pulse.pid} on {pulse.host}) after step {pulse.step} "
-            + ("gives no sign of life" if pulse in dead else pulse.where or "moves")
-            for pulse in suspects + [pulse for pulse in pulses if pulse not in suspects]
-        ]
-        sentence = f"nothing has moved for {self._seconds:g} s: {'; '.join(told)}"
+        """Print where each process stands, and end those on this machine that cannot end themselves."""
+        pulses, dead = self._pulses()
+        sentence = f"nothing has moved for {self._seconds:g} s: {standing(pulses, dead)}"
         with contextlib.suppress(OSError):
             hang_file(self._run).write_atomically(sentence.encode())
         print(f"error: {sentence}", file=sys.stderr, flush=True)
@@ -158,10 +142,44 @@ class Heartbeat:
             faulthandler.dump_traceback(file=sys.stderr)
         for pulse in dead:
             if pulse.host == self._pulse.host:
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(pulse.pid)
-                    if process.create_time() == pulse.born:
-                        process.kill()
+                kill(pulse)
+
+    def _pulses(self) -> tuple[list[Pulse], list[Pulse]]:
+        """The pulses of all processes, and those of processes that have written nothing for long.
+
+        Ages are by the file system's clock, which all machines share. Without a shared folder each watch sees its own machine
+        alone.
+        """
+        pulses = list[Pulse]()
+        dead = list[Pulse]()
+        now = self._path(self._world.rank).stat().st_mtime
+        for path in filter(Path.exists, map(self._path, range(self._world.size))):
+            pulse = Pulse(**json.loads(path.read_text()))
+            pulses.append(pulse)
+            if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
+                dead.append(pulse)
+        return pulses, dead
+
+
+def standing(pulses: Sequence[Pulse], dead: Sequence[Pulse]) -> str:
+    """Where each process stands, in words; first the processes that the others wait for: the ``dead``, or else those that have done
+    the fewest steps.
+    """
+    fewest = min(pulse.step for pulse in pulses)
+    suspects = dead or [pulse for pulse in pulses if pulse.step == fewest]
+    return "; ".join(
+        f"rank {pulse.rank} (process {pulse.pid} on {pulse.host}) after step {pulse.step} "
+        + ("gives no sign of life" if pulse in dead else pulse.where or "moves")
+        for pulse in sorted(pulses, key=lambda pulse: pulse not in suspects)
+    )
+
+
+def kill(pulse: Pulse) -> None:
+    """Kill a process of this machine, unless it is gone and its pid is another's."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pulse.pid)
+        if process.create_time() == pulse.born:
+            process.kill()
 
 
 def hang_file(run: RunFolder) -> Place:
