@@ -67,17 +67,13 @@ def check(config: TrainConfig, nodes: Sequence[Node], *, check_room: bool = True
         *not_shared(nodes, Place.parse(config.root)),
         *store_not_seen(nodes, config),
         *not_reached(nodes),
-        *(
-            f"{label(node)} has {decimal(own.disk)} free for Ray's own files, and {decimal(NODE_BYTES)} are needed: make room in "
-            "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
-            for node, own in zip(nodes, facts, strict=True)
-            if own.disk < NODE_BYTES
-        ),
+        *no_disk_for_ray(nodes, facts),
     ]
     with contextlib.suppress(StoreError):  # store_not_seen reports it
         vocab_size = SegmentStore.open(config.data.store, config.data.corpus, "train").vocab_size
         checkpoint, worker = needs(config, vocab_size)
-        complaints += too_small(config, nodes, facts, checkpoint, worker)
+        complaints += no_disk_for_checkpoints(config, nodes[0], checkpoint)
+        complaints += no_memory_for_workers(config, nodes, facts, worker)
         if check_room:
             complaints += no_room(config, nodes)
     return complaints
@@ -177,21 +173,35 @@ def not_reached(nodes: Sequence[Node]) -> list[str]:
     return complaints
 
 
-def too_small(
-    config: TrainConfig, nodes: Sequence[Node], facts: Sequence[Facts], checkpoint: int, worker: int
-) -> list[str]:
-    """A sentence for each lack of disk or memory. ``checkpoint``, ``worker``: bytes, from `needs`."""
-    complaints = []
+def no_disk_for_ray(nodes: Sequence[Node], facts: Sequence[Facts]) -> list[str]:
+    """A sentence for each machine whose disk has less than `NODE_BYTES` for Ray's own files."""
+    return [
+        f"{label(node)} has {decimal(own.disk)} free for Ray's own files, and {decimal(NODE_BYTES)} are needed: make room in "
+        "/tmp/ray, or start Ray with RAY_TMPDIR on another disk"
+        for node, own in zip(nodes, facts, strict=True)
+        if own.disk < NODE_BYTES
+    ]
+
+
+def no_disk_for_checkpoints(config: TrainConfig, head: Node, checkpoint: int) -> list[str]:
+    """A list with a sentence if the run's checkpoints need more than is free where they are kept. ``checkpoint``: bytes of one."""
     root = Place.parse(config.root)
+    if not root.is_local:
+        return []
     kept = config.checkpoint.keep + config.checkpoint.keep_best + 1  # and the one that is being written
     kept = max(kept - len(RunFolder.of(config).checkpoint_names()), 1)  # a run that resumes has some
-    if root.is_local:
-        free = nodes[0].begin(free_bytes, root.path)()
-        if free < kept * checkpoint:
-            complaints.append(
-                f"{root} has {decimal(free)} free, and {kept} checkpoints of {decimal(checkpoint)} need "
-                f"{decimal(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
-            )
+    free = head.begin(free_bytes, root.path)()
+    if free >= kept * checkpoint:
+        return []
+    return [
+        f"{root} has {decimal(free)} free, and {kept} checkpoints of {decimal(checkpoint)} need "
+        f"{decimal(kept * checkpoint)}: make room, give --root another disk, or keep fewer (--checkpoint.keep)"
+    ]
+
+
+def no_memory_for_workers(config: TrainConfig, nodes: Sequence[Node], facts: Sequence[Facts], worker: int) -> list[str]:
+    """A sentence for each machine whose GPUs or memory are too small. ``worker``: bytes that one worker needs."""
+    complaints = []
     use_gpu = uses_gpu(config, nodes)
     for node, own in zip(nodes, facts, strict=True):
         fits = config.placement.fits(node.resources, use_gpu)
