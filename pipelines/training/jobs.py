@@ -144,12 +144,17 @@ class _Attempt:
 
 @dataclass
 class _Queue:
-    """The jobs that wait and those that run, ``at_once`` of them side by side."""
+    """The jobs that wait, those that run, and those that failed. `run_jobs` explains its options."""
 
     total: int
     at_once: int
+    record: JobRecord | None
+    retries: int
+    in_turn: bool
     waiting: list[Job]
     running: list[_Attempt] = field(default_factory=list)
+    failed: dict[Job, int] = field(default_factory=dict[Job, int])
+    """Their exit statuses."""
 
     def has_room(self) -> bool:
         """Whether a job that waits could begin."""
@@ -159,11 +164,42 @@ class _Queue:
         """A job's name after the number of jobs that neither wait nor run."""
         return f"[{self.total - len(self.waiting) - len(self.running)}/{self.total}] {job.name}"
 
+    def begin_next(self) -> None:
+        """Begin the first of the jobs that wait, unless it is current."""
+        job = self.waiting.pop(0)
+        if self.record and self.record.is_current(job):
+            print(f"{self.title(job)}: done before, and nothing has changed since", flush=True)
+        else:
+            self.begin(job, self.retries)
+
     def begin(self, job: Job, retries: int) -> None:
         if job.log is None:
             print(f"{self.title(job)}: {job.shown()}", flush=True)
         inputs = job.input_stamps()
         self.running.append(_Attempt(job, start_job(job, self.at_once), retries, inputs))
+
+    def finished(self) -> list[_Attempt]:
+        """The attempts among those that run whose process has ended."""
+        return [attempt for attempt in self.running if attempt.process.poll() is not None]
+
+    def settle(self, attempt: _Attempt, status: int) -> None:
+        """Record a job that has ended well. Try one that failed again if it has a retry left, else keep its ``status``."""
+        self.running.remove(attempt)
+        job = attempt.job
+        if status == 0:
+            if self.record:
+                self.record.keep(job, attempt.inputs)
+            if job.log:
+                print(f"{self.title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
+        elif status not in FINAL and attempt.retries:
+            print(f"{self.title(job)}: {ended(status)}; trying again", file=sys.stderr, flush=True)
+            self.begin(job, attempt.retries - 1)
+        else:
+            self.failed[job] = status
+            not_begun = self.waiting if self.in_turn else []
+            print(f"{self.title(job)}: {failure(job, status, not_begun)}", file=sys.stderr, flush=True)
+            if self.in_turn:
+                self.waiting.clear()
 
 
 def run_jobs(
@@ -180,42 +216,21 @@ def run_jobs(
 
     Raises SystemExit with status 75 when asked to stop before all is done.
     """
-    queue = _Queue(len(jobs), at_once, waiting=list(jobs))
-    failed = dict[Job, int]()
+    queue = _Queue(len(jobs), at_once, record, retries, in_turn, waiting=list(jobs))
     asked = list[int]()
     with asking_signals_to(lambda number, frame: asked.append(number)):
         while queue.running or (queue.waiting and not asked):
             while queue.has_room() and not asked:
-                job = queue.waiting.pop(0)
-                if record and record.is_current(job):
-                    print(f"{queue.title(job)}: done before, and nothing has changed since", flush=True)
-                else:
-                    queue.begin(job, retries)
+                queue.begin_next()
             for attempt in queue.running:
                 attempt.pass_on(asked)
             time.sleep(POLL_SECONDS)
-            for attempt in [attempt for attempt in queue.running if attempt.process.poll() is not None]:
-                queue.running.remove(attempt)
-                job = attempt.job
-                status = exit_status(attempt.process.returncode, stopping=bool(asked))
-                if status == 0:
-                    if record:
-                        record.keep(job, attempt.inputs)
-                    if job.log:
-                        print(f"{queue.title(job)}: {cli.duration(time.monotonic() - attempt.began)}", flush=True)
-                elif status not in FINAL and attempt.retries:
-                    print(f"{queue.title(job)}: {ended(status)}; trying again", file=sys.stderr, flush=True)
-                    queue.begin(job, attempt.retries - 1)
-                else:
-                    failed[job] = status
-                    not_begun = queue.waiting if in_turn else []
-                    print(f"{queue.title(job)}: {failure(job, status, not_begun)}", file=sys.stderr, flush=True)
-                    if in_turn:
-                        queue.waiting.clear()
+            for attempt in queue.finished():
+                queue.settle(attempt, exit_status(attempt.process.returncode, stopping=bool(asked)))
     if asked and (queue.waiting or not in_turn):
         print("stopped; the same command resumes here", file=sys.stderr)
         raise SystemExit(STOPPED_STATUS)
-    return failed
+    return queue.failed
 
 
 def exit_status(returncode: int, stopping: bool) -> int:
