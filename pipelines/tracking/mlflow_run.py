@@ -97,33 +97,16 @@ class MlflowRun:
         self.run_id = run_id
 
     def describe(self) -> None:
-        """Send tags, the params that the run lacks (MLflow's are immutable), and the data set."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
-
+        """Send tags, the params that the run lacks (MLflow's are immutable), and the data set; end the run that this one leaves."""
         saved = saved_run(self.folder)
         if self._existed:  # a folder that was moved has another name
             renamed = self.name[:NAME_LENGTH] if saved.get("name", self.name) != self.name else None
             self.client.update_run(self.run_id, status="RUNNING", name=renamed)
-        lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
-        params = [Param(key, as_param(value)) for key, value in lacking]
-        named = {**self.tags, **tags_of(saved)}
-        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in named.items()]
-        for start in range(0, max(len(params), 1), BATCH_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
-        for key in self._sent_tags:
-            if key.startswith(CHANGED) and key not in named:  # of a start that was undone
-                self.client.delete_tag(self.run_id, key)
-        abandoned = saved.get("abandoned", {})
-        left = self._active_run(abandoned.get("run_id"))
-        if left is not None and left.data.tags.get(START) in abandoned["starts"]:  # else a copy continues it
-            self.client.set_terminated(left.info.run_id, status="KILLED")
+        self._send_params_and_tags({**self.tags, **tags_of(saved)})
+        self._end_abandoned(saved.get("abandoned", {}))
         self._save(name=self.name, starts=saved["starts"][-1:], abandoned=None)
-        data = self.dataset
-        if data is not None:
-            profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
-            source = json.dumps({"uri": without_credentials(data.source)})
-            entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
-            self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
+        if self.dataset is not None:
+            self._send_dataset(self.dataset)
         if self.config.system_metrics == "on":
             self._start_monitor(resume=self._existed)
 
@@ -172,6 +155,33 @@ class MlflowRun:
         if self._monitor is not None:
             self._monitor.finish()
             self._start_monitor(resume=True)
+
+    def _send_params_and_tags(self, named: Mapping[str, object]) -> None:
+        """Send these tags, and the params that the run lacks. Changes that are no longer among the tags were undone by a start."""
+        from mlflow.entities import Param, RunTag
+
+        lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
+        params = [Param(key, as_param(value)) for key, value in lacking]
+        tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in named.items()]
+        for start in range(0, max(len(params), 1), BATCH_PARAMS):
+            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
+        for key in self._sent_tags:
+            if key.startswith(CHANGED) and key not in named:
+                self.client.delete_tag(self.run_id, key)
+
+    def _end_abandoned(self, abandoned: Mapping[str, Any]) -> None:
+        """End the run that this folder's steps were sent to before it became a new run, unless a copy continues it."""
+        left = self._active_run(abandoned.get("run_id"))
+        if left is not None and left.data.tags.get(START) in abandoned["starts"]:
+            self.client.set_terminated(left.info.run_id, status="KILLED")
+
+    def _send_dataset(self, data: DatasetInfo) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        profile = json.dumps({"documents": data.documents, "tokens": data.tokens})
+        source = json.dumps({"uri": without_credentials(data.source)})
+        entity = Dataset(data.name, data.digest[:36], "local", source, profile=profile)
+        self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", data.context)])])
 
     def _find_or_make(self, saved: Mapping[str, str]) -> str:
         """Id of the run that ``saved``, mlflow_run.json, names; of a new one if MLflow lacks it or another folder continued it."""
