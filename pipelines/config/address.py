@@ -26,27 +26,51 @@ FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 
 def check_address(uri: str, named: str) -> None:
     """Raise UserError for an address at which MLflow never answers, or keeps nothing. ``named``: where it was given."""
-    if not uri or uri == "databricks":
-        return
-    is_uri = re.match(r"([A-Za-z][\w+.-]*)://", uri)
-    scheme = is_uri[1].lower() if is_uri else uri.partition(":")[0].lower()
-    if scheme in ("http", "https") and is_uri:
-        problem = _of_server(uri)
-    elif scheme.partition("+")[0] in DATABASES:
-        problem = _of_database(uri) if is_uri else f"write {scheme}://…"
-    elif scheme in CATALOGS:
-        problem = "it is a catalog of models; write databricks"
-    elif scheme == "databricks" or scheme in plugins():
-        problem = ""
-    elif is_uri and scheme != "file":
-        problem = f"MLflow knows no {scheme}: {nearest(scheme, KNOWN)}"
-    else:
-        problem = _of_folder(uri)
+    problem = _problem(uri)
     if problem:
         shown = without_credentials(uri)
-        if not is_uri and re.search(":.*@", shown):  # without :// nothing marks where a password begins
+        if not _is_uri(uri) and re.search(":.*@", shown):  # without :// nothing marks where a password begins
             shown = f"…@{shown.rpartition('@')[2]}"
         raise UserError(f"{named} is {shown}, where MLflow cannot keep runs: {without_credentials(problem)}")
+
+
+def check_credentials(uri: str) -> None:
+    """Raise UserError for a name or password that `without_credentials` would not find, since a character hides its end."""
+    # scheme://name:password@host/…
+    scheme, _, rest = uri.partition("://")
+    credentials, at, _ = rest.partition("@")
+    name, colon, password = credentials.partition(":")
+    if not re.fullmatch(r"[\w+.-]+", scheme) or "/" in name or not (colon and at):
+        return
+    # Digits after http://NAME: may be a port and no password.
+    is_port = scheme in ("http", "https") and re.match(r"\d*[/?#]", password)
+    if not is_port and re.search(r"""[?#/'"\s]""", credentials):
+        raise UserError(
+            "the name or password in tracking.uri has a character that hides its end, so it could not be removed from "
+            "records: write %3F for ?, %23 for #, %2F for /, %27 for '"
+        )
+
+
+def _is_uri(address: str) -> bool:
+    return re.match(r"[A-Za-z][\w+.-]*://", address) is not None
+
+
+def _problem(uri: str) -> str:
+    """Why MLflow can keep no runs at an address, or what to write instead; empty where it can."""
+    if not uri:
+        return ""
+    scheme = uri.partition(":")[0].lower()
+    if scheme in ("http", "https") and _is_uri(uri):
+        return _of_server(uri)
+    if scheme.partition("+")[0] in DATABASES:
+        return _of_database(uri) if _is_uri(uri) else f"write {scheme}://…"
+    if scheme in CATALOGS:
+        return "it is a catalog of models; write databricks"
+    if scheme == "databricks" or scheme in plugins():
+        return ""
+    if _is_uri(uri) and scheme != "file":
+        return f"MLflow knows no {scheme}: {nearest(scheme, KNOWN)}"
+    return _of_folder(uri)
 
 
 def plugins() -> set[str]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from common.checks import check_fields
 from common.errors import UserError
-from pipelines.config.address import check_address
+from pipelines.config.address import check_address, check_credentials
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,7 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         check_fields("tracking", self, patience=0)
-        # After http://NAME: digits may be a port and no password.
-        named = re.match(r"(?:https?://[^:/@]*:(?!\d*[/?#])|(?!https?:)[\w+.-]+://[^:/@]*:)([^@]*)@", self.uri)
-        if named and re.search(r"""[?#/'"\s]""", named[0].partition("://")[2]):
-            raise UserError(
-                "the name or password in tracking.uri has a character that hides its end, so it could not be removed from "
-                "records: write %3F for ?, %23 for #, %2F for /, %27 for '"
-            )
+        check_credentials(self.uri)
         check_address(self.uri, "tracking.uri")
         if self.experiment and not self.experiment.strip():
             raise UserError("tracking.experiment is blank: name an MLflow experiment")
