@@ -195,20 +195,8 @@ def track(
 ) -> None:
     """Log the metrics to each model's own MLflow run, and table and plot to a run of their own."""
     for target, evaluation in zip(targets, evaluations, strict=True):
-        run = target.run
-        if run is None:
-            continue
-        run.fetch(*RECORDS)
-        folder = Place.parse(run.folder)
-        if not (folder.is_writable() and (folder / "metrics.jsonl").is_writable()):
-            print(f"note: {run.place} cannot be written: its metrics are in the report alone", flush=True)
-            continue
-        tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
-        row = evaluation_rows([evaluation])[0]
-        prefix = metric_prefix(target, config)
-        metrics = {f"{prefix}/{key}": value for key, value in row.items() if isinstance(value, float)}
-        tracker.log(metrics, evaluation.step)
-        tracker.finish()  # metrics.jsonl is not copied back to a bucket: the run may be training
+        if target.run is not None:
+            log_to_run(config, target, target.run, evaluation)
     first = evaluations[0]
     tracker = Tracker.start(
         *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),
@@ -229,6 +217,21 @@ def track(
     )
     tracker.log_artifacts(*paths)
     tracker.finish()
+
+
+def log_to_run(config: EvaluateConfig, target: EvaluationTarget, run: RunFolder, evaluation: Evaluation) -> None:
+    """Log an evaluation's metrics to the run of its model, unless the run's folder cannot be written."""
+    run.fetch(*RECORDS)
+    folder = Place.parse(run.folder)
+    if not (folder.is_writable() and (folder / "metrics.jsonl").is_writable()):
+        print(f"note: {run.place} cannot be written: its metrics are in the report alone", flush=True)
+        return
+    row = evaluation_rows([evaluation])[0]
+    prefix = metric_prefix(target, config)
+    metrics = {f"{prefix}/{key}": value for key, value in row.items() if isinstance(value, float)}
+    tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
+    tracker.log(metrics, evaluation.step)
+    tracker.finish()  # metrics.jsonl is not copied back to a bucket: the run may be training
 
 
 if __name__ == "__main__":
