@@ -90,6 +90,21 @@ def check_logged(option: str, metric: str, run: TrainConfig, store: SegmentStore
         raise UserError(f"{why}, so that {metric} is never logged: choose another {option}")
 
 
+def starts_of(lengths: np.ndarray, bucket: int) -> np.ndarray:
+    """int64 [documents + 1]. Where the positions of each document begin in one row of those of all; last, their number.
+
+    Args:
+        lengths: int64 [documents], in tokens.
+        bucket: tokens of a position.
+    """
+    return np.concatenate([[0], np.cumsum(-(-lengths // bucket))])
+
+
+def whole_numbers(sums: np.ndarray) -> tuple[int, ...]:
+    """Sums of counts, which float64 holds exactly, as whole numbers."""
+    return tuple(sums.astype(np.int64).tolist())
+
+
 def add_to(sums_3P: np.ndarray, segment: Segment, bucket: int, starts: np.ndarray | None = None) -> None:
     """Add each block's nats, number of targets and number of errors to the sums of its position.
 
@@ -167,9 +182,9 @@ class Scoring:
     @contextmanager
     def sums(self, shard: Shard, kept: Kept) -> Iterator[Callable[[Segment], None]]:
         """A sink of sums [3, N], over N positions of its documents, document after document."""
-        counts = -(-shard.lengths // self.bucket)
-        sums_3N = kept.setdefault("sums", np.zeros((3, int(counts.sum()))))
-        yield partial(add_to, sums_3N, bucket=self.bucket, starts=np.cumsum(counts) - counts)
+        starts = starts_of(shard.lengths, self.bucket)
+        sums_3N = kept.setdefault("sums", np.zeros((3, int(starts[-1]))))
+        yield partial(add_to, sums_3N, bucket=self.bucket, starts=starts[:-1])
 
     def load(self) -> RecurrentModel:
         """The model, in evaluation mode."""
@@ -178,26 +193,31 @@ class Scoring:
     def scores(self, workers: int, progress: Callable[[int], None]) -> list[Score]:
         """Read all; one score for each mode. Raises UserError where the split has no token, or is labelled and has no label."""
         self.reading.read(workers, progress)
-        counts = -(-self.store.lengths // self.bucket)
-        edges = np.concatenate([[0], np.cumsum(counts)])
-        sums_3N = np.zeros((3, int(edges[-1])))
+        starts = starts_of(self.store.lengths, self.bucket)
+        sums_3N = np.zeros((3, int(starts[-1])))  # documents that a cleared mode skips keep the first mode's sums
         found = []
         for mode in self.state_modes:
-            sums_3N = sums_3N.copy()  # documents that a cleared mode skips keep the first mode's sums
             for shard in self.reading.shards:
                 if shard.clearing == mode:
                     step, kept, _ = self.reading.saved(shard)
                     assert step, f"{self.folder / shard.name} is not what was written"
-                    sums_3N[:, np.repeat(shard.lengths > 0, counts)] = kept["sums"]
-            sums_3P = np.zeros((3, int(counts.max())))
-            for start, stop in pairwise(edges):
-                sums_3P[:, : stop - start] += sums_3N[:, start:stop]
-            score = score_of(self.store, self.store.lengths, sums_3P, bucket=self.bucket, beyond=self.beyond)
-            nats_G, *counted = np.add.reduceat(sums_3N, edges_of(edges)[:-1], axis=1)
-            tokens, errors = (tuple(count_G.astype(np.int64).tolist()) for count_G in counted)
-            groups = {"group_nats": tuple(nats_G.tolist()), "group_tokens": tokens}
-            found.append(replace(score, **groups, group_errors=errors if self.store.labelled else ()))
+                    sums_3N[:, np.repeat(shard.lengths > 0, np.diff(starts))] = kept["sums"]
+            found.append(self._score(sums_3N, starts))
         return found
+
+    def _score(self, sums_3N: np.ndarray, starts: np.ndarray) -> Score:
+        """The score of one mode, from its sums over the positions of all documents, which begin at ``starts``."""
+        sums_3P = np.zeros((3, int(np.diff(starts).max())))
+        for start, stop in pairwise(starts):
+            sums_3P[:, : stop - start] += sums_3N[:, start:stop]
+        score = score_of(self.store, self.store.lengths, sums_3P, bucket=self.bucket, beyond=self.beyond)
+        nats_G, tokens_G, errors_G = np.add.reduceat(sums_3N, edges_of(starts)[:-1], axis=1)
+        return replace(
+            score,
+            group_nats=tuple(nats_G.tolist()),
+            group_tokens=whole_numbers(tokens_G),
+            group_errors=whole_numbers(errors_G) if self.store.labelled else (),
+        )
 
 
 @torch.no_grad()
@@ -273,7 +293,7 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
         documents=int(np.count_nonzero(lengths)),
         bucket=bucket,
         bucket_nats=tuple(nats_P.tolist()),
-        bucket_tokens=tuple(tokens_P.astype(np.int64).tolist()),
+        bucket_tokens=whole_numbers(tokens_P),
         bytes_in_proportion=sum(
             size * length / tokens
             for size, tokens, length in zip(
@@ -283,5 +303,5 @@ def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, b
         ),
         share_beyond=float(np.maximum(lengths - beyond, 0).sum() / lengths.sum()),
         errors=int(wrong_P.sum()) if store.labelled else None,
-        bucket_errors=tuple(wrong_P.astype(np.int64).tolist()) if store.labelled else (),
+        bucket_errors=whole_numbers(wrong_P) if store.labelled else (),
     )
