@@ -205,24 +205,25 @@ def start_tracker(
     run_folder = RunFolder.of(config)
     step = resume.step if resume else 0
     values = to_json(config)
-    began = {"initial_weights": f"{initial.folder.name} {initial.digest}"} if initial else {}
     if resume and step >= config.steps:  # the run is over: nothing is trained with the command's values
         values = resume.meta["config"]
+    tags = {
+        "model": config.model.name,
+        "data_fingerprint": manifest.fingerprint,
+        "tokenizer": manifest.tokenizer.name,
+        "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
+        "vocab_size": str(manifest.tokenizer.vocab_size),
+        "mlflow.parentRunId": config.tracking.parent,
+    }
+    if initial:
+        tags["initial_weights"] = f"{initial.folder.name} {initial.digest}"
     tracker = Tracker.start(
         config.tracking,
         root=root_of(run_folder.folder, config.run),
         run_folder=run_folder.folder,
         run_name=config.run,
         params=flatten(values),
-        tags={
-            "model": config.model.name,
-            "data_fingerprint": manifest.fingerprint,
-            "tokenizer": manifest.tokenizer.name,
-            "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
-            "vocab_size": str(manifest.tokenizer.vocab_size),
-            "mlflow.parentRunId": config.tracking.parent,
-            **began,
-        },
+        tags=tags,
         dataset=DatasetInfo(
             name=f"{manifest.corpus}/{manifest.split}",
             digest=manifest.fingerprint,
@@ -235,12 +236,17 @@ def start_tracker(
         publish=partial(run_folder.publish, "mlflow_run.json"),
         recorded=mlflow_record(resume, config.run) if resume else None,
     )
-    if resume or over:  # checkpoints that were not logged before the run was killed
-        for checkpoint in reversed(run_folder.complete_checkpoints()):
-            if over or checkpoint.step <= step:
-                stands = run_folder.checkpoints / checkpoint.folder.name
-                note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
+    if resume or over:
+        note_earlier_checkpoints(tracker, config, run_folder, None if over else step)
     return tracker
+
+
+def note_earlier_checkpoints(tracker: Tracker, config: TrainConfig, run_folder: RunFolder, last: int | None) -> None:
+    """Log the complete checkpoints up to the step ``last``, or all: some were not logged before the run was killed."""
+    for checkpoint in reversed(run_folder.complete_checkpoints()):
+        if last is None or checkpoint.step <= last:
+            stands = run_folder.checkpoints / checkpoint.folder.name
+            note_checkpoint(tracker, config, checkpoint.step, checkpoint.meta, stands.recorded)
 
 
 def mlflow_record(checkpoint: Checkpoint, run: str) -> dict[str, Any]:
