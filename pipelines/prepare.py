@@ -197,7 +197,8 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     chat_remarks = about_chat(tokenizer, config.tokenizer)
 
     # Write
-    manifests = _write(config, plans, finished, tokenizer, empty, workers, console)
+    _remove_replaced(config, plans, tokenizer, empty)
+    manifests = _write(config.place, plans, finished, tokenizer, workers, console)
 
     # Report
     print_summary(console, config.place, manifests, size, time.perf_counter() - start)
@@ -213,39 +214,40 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     return manifests
 
 
+def _remove_replaced(
+    config: PrepareConfig, plans: Mapping[str, SplitPlan], tokenizer: Tokenizer, empty: Sequence[str]
+) -> None:
+    """Remove the ``empty`` splits, and with --overwrite the planned ones once the tokenizer is known to encode them anew."""
+    if config.overwrite:
+        standing = [planned for split, planned in plans.items() if (config.place / split / "manifest.json").exists()]
+        split_remarks.check_encodes(tokenizer, [planned.scan for planned in standing])
+        for split in plans:
+            discard_split(config.place / split)
+    for split in empty:
+        discard_split(config.place / split, unfinished=True)
+
+
 def _write(
-    config: PrepareConfig,
+    place: Place,
     plans: Mapping[str, SplitPlan],
     finished: Mapping[str, Manifest],
     tokenizer: Tokenizer,
-    empty: Sequence[str],
     workers: int,
     console: Console,
 ) -> dict[str, Manifest]:
-    """Write the tokenizer and the splits that are not ``finished``. Returns the manifests of all planned splits.
-
-    With --overwrite, old splits are removed first, once the tokenizer is known to encode the new ones. ``empty``: splits without
-    documents, which are removed too.
-    """
-    if config.overwrite:
-        standing = (planned for split, planned in plans.items() if (config.place / split / "manifest.json").exists())
-        split_remarks.check_encodes(tokenizer, [planned.scan for planned in standing])
-    for split in (*plans, *empty):
-        if config.overwrite or split in empty:
-            discard_split(config.place / split, unfinished=split in empty)
-    keep_tokenizer(tokenizer, config.place / "tokenizer")
+    """Write the tokenizer and the splits that are not ``finished``. Returns the manifests of all planned splits."""
+    keep_tokenizer(tokenizer, place / "tokenizer")
     for split, planned in plans.items():
         console.print(f"{split}: " + ("already prepared" if split in finished else planned.described))
     manifests = dict(finished)
     missing = {split: planned for split, planned in plans.items() if split not in finished}
     if missing:
         count = sum(len(planned.scan.documents) for planned in missing.values())
-        with progress(
-            console, "written", "documents", count, sum(planned.scan.bytes for planned in missing.values())
-        ) as done:
-            for manifest in prepare_splits(config.place, missing, workers, done):
+        size = sum(planned.scan.bytes for planned in missing.values())
+        with progress(console, "written", "documents", count, size) as done:
+            for manifest in prepare_splits(place, missing, workers, done):
                 manifests[manifest.split] = manifest
-    remove_temporary(config.place / "tokenizer")
+    remove_temporary(place / "tokenizer")
     return {split: manifests[split] for split in plans}
 
 
