@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
-from recur_models.layers import PositionBias, RMSNorm, StackConfig, dropouts, token_costs, upcast
+from recur_models.layers import PositionBias, StackConfig, token_costs, upcast
 from recur_models.mixer import Carried
 from recur_models.protocol import (
     IncrementalDecoder,
@@ -177,16 +177,9 @@ class MemoryTokensModel(TiedModel):
     one_graph = True
 
     def __init__(self, config: MemoryTokensConfig, vocab_size: int):
-        super().__init__()
-        self.config = config
-        self.vocab_size = vocab_size
-        self.block = config.window
-        self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.dropout = nn.Dropout(dropouts(config).embedding)
+        super().__init__(config, vocab_size)
         self.initial_SD = nn.Parameter(torch.randn(config.memory_tokens, config.d_model))  # as embeddings are
-        self.layers: Any = nn.ModuleList(MemoryLayer(config) for _ in range(config.layers))
-        self.final_norm = RMSNorm(config.d_model)
-        self.final_dropout = nn.Dropout(dropouts(config).final)
+        self.layers.extend(MemoryLayer(config) for _ in range(config.layers))
         self.carried = Carried()
 
     @property

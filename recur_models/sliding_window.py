@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -294,17 +294,10 @@ class WindowedTransformer(TiedModel):
     config: WindowedConfig
 
     def __init__(self, config: WindowedConfig, vocab_size: int):
-        super().__init__()
-        self.config = config
-        self.vocab_size = vocab_size
-        self.block = config.window
+        super().__init__(config, vocab_size)
         self.sharing_layer = config.sharing_layer
-        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
-        self.dropout = nn.Dropout(dropouts(config).embedding)
-        self.layers: Any = nn.ModuleList(config.layer(i) for i in range(config.layers))
+        self.layers.extend(config.layer(i) for i in range(config.layers))
         self.one_graph = all(layer.one_graph for layer in self.layers)
-        self.final_norm = RMSNorm(config.d_model)
-        self.final_dropout = nn.Dropout(dropouts(config).final)
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
         return [parameter for name, parameter in self.named_parameters() if ".states." in name]

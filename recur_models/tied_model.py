@@ -8,20 +8,28 @@ Letters: B lanes · n tokens · D width · V vocabulary.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from recur_models.layers import RMSNorm, StackConfig
+from recur_models.layers import RMSNorm, StackConfig, dropouts
 from recur_models.losses import tied_output
 from recur_models.protocol import RecurrentModel
 
 
 class TiedModel(RecurrentModel):
-    """Tied embeddings; logits are divided by √d. A subclass makes the modules, since their order decides how weights are drawn."""
+    """Tied embeddings; logits are divided by √d. A subclass fills `layers`."""
 
-    config: StackConfig
-    dropout: nn.Dropout
-    final_norm: RMSNorm
-    final_dropout: nn.Dropout
+    def __init__(self, config: StackConfig, vocab_size: int):
+        super().__init__()
+        self.config = config
+        self.vocab_size = vocab_size
+        self.block = config.window
+        self.embedding = nn.Embedding(vocab_size, config.d_model)  # N(0, 1)
+        self.dropout = nn.Dropout(dropouts(config).embedding)
+        self.layers: Any = nn.ModuleList()
+        self.final_norm = RMSNorm(config.d_model)
+        self.final_dropout = nn.Dropout(dropouts(config).final)
 
     def embed(self, tokens_Bn: Tensor) -> Tensor:
         """The input of the first layer: [B, n, D]."""

@@ -9,14 +9,14 @@ embeddings. A token sees itself and the earlier tokens of its block. The State i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.layers import MASKED, PositionBias, RMSNorm, StackConfig, dropout_mask, dropouts, token_costs
+from recur_models.layers import MASKED, PositionBias, StackConfig, dropout_mask, token_costs
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
@@ -86,15 +86,8 @@ class VanillaTransformer(TiedModel):
     one_graph = True
 
     def __init__(self, config: VanillaConfig, vocab_size: int):
-        super().__init__()
-        self.config = config
-        self.vocab_size = vocab_size
-        self.block = config.window
-        self.embedding = nn.Embedding(vocab_size, config.d_model)
-        self.dropout = nn.Dropout(dropouts(config).embedding)
-        self.layers: Any = nn.ModuleList(VanillaLayer(config) for _ in range(config.layers))
-        self.final_norm = RMSNorm(config.d_model)
-        self.final_dropout = nn.Dropout(dropouts(config).final)
+        super().__init__(config, vocab_size)
+        self.layers.extend(VanillaLayer(config) for _ in range(config.layers))
 
     def initial_state(self, lanes: int) -> State:
         return {}
