@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.layers import MASKED, PositionBias, StackConfig, dropout_mask, token_costs
+from recur_models.layers import PositionBias, StackConfig, token_costs
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
@@ -28,6 +28,7 @@ from recur_models.protocol import (
 from recur_models.sliding_window import TokenLayer
 from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
+from recur_models.window import windowed_attention
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,8 @@ class VanillaLayer(TokenLayer):
         is seen has the bias of distance 0.
         """
         tokens = self.project(x_BKWD)
-        bias_HWW = self.position_bias(bucket_WW) * self.project.scale_H.abs()[:, None, None]
-        bias_HWW = bias_HWW.masked_fill(unseen_WW, MASKED)
-        logits = (tokens.q_self @ tokens.k.transpose(-1, -2)).add_(bias_HWW.to(tokens.k.dtype))
-        weights = torch.softmax(logits, dim=-1).to(tokens.v.dtype)
-        kept_HWW = dropout_mask(bias_HWW, self.rates.weights) if self.training else None
-        if kept_HWW is not None:
-            weights = weights * kept_HWW.to(weights.dtype)
-        return self.combine(x_BKWD, weights @ tokens.v)
+        window = self.window(bucket_WW, unseen_WW)
+        return self.combine(x_BKWD, windowed_attention(tokens.q_self, tokens.k, tokens.v, window))
 
 
 def buckets_within(place_n: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ from recur_models.layers import MASKED, PositionBias
 
 
 class Window(NamedTuple):
-    """Tensors of one layer in one pass that all blocks share."""
+    """Tensors of one layer in one pass that all blocks share. Z: the keys that a block sees."""
 
     bias_HWZ: Tensor
-    """Added to the logits of a block's own and its previous keys."""
+    """Added to the logits."""
     kept_HWZ: Tensor | None
     """Factors of the attention weights under dropout."""
 
@@ -60,9 +60,9 @@ def buckets_of_window(place_n: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def window_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_WZ: Tensor, unseen_WZ: Tensor) -> Tensor:
-    """bias · |scale| for each query and key of a block (0 without a bias), MASKED at unseen keys: [H or 1, W, 2W].
+    """bias · |scale| for each query of a block and each key (0 without a bias), MASKED at unseen keys: [H or 1, W, Z].
 
-    ``bucket_WZ``, ``unseen_WZ``: from `buckets_of_window`.
+    ``bucket_WZ``: int64, buckets of the distances. ``unseen_WZ``: bool, True where a query does not see a key.
     """
     if position_bias is None:
         bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)
