@@ -204,7 +204,7 @@ class RecurrentLayer(WindowedLayer):
         return self.tokens.open(state, shared_kv if self.shares_states else self.states.read(state["states"]))
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
-        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, [(state["keys"], state["values"])], block)
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
     def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:

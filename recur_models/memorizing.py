@@ -118,7 +118,7 @@ class MemorizingLayer(WindowedLayer):
         return self.tokens.open(state)
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
-        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, [(state["keys"], state["values"])], block)
         keys, values, count = (state[f"memory_{kind}"] for kind in ("keys", "values", "count"))
         heads_BHnE = self.join(heads_BHnE, recall(tokens.q_self, keys, values, count, self.config.top_k))
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after

@@ -46,7 +46,8 @@ from recur_models.protocol import (
     relative_change,
     reset,
 )
-from recur_models.stepping import append, attend_parts, logit_bias
+from recur_models.sliding_window import Part
+from recur_models.stepping import attend_parts
 from recur_models.tied_model import TiedModel
 from recur_models.vanilla import VanillaLayer, buckets_within
 
@@ -282,19 +283,15 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         """Reads tokens of the block, which see the memory and the block's earlier tokens."""
         model = self.model
         R = model.config.read_tokens
-        bucket_BnZ, unseen_BnZ = buckets_within(places.of_tokens_Bn + R, R + model.block)
+        part = Part(places, *buckets_within(places.of_tokens_Bn + R, R + model.block))
         x_BnD = model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(model.layers):
             note(i, x_BnD)
             x_BnD = layer.add_memory(x_BnD, layer_state(i, state))
-            tokens = layer.tokens.project(x_BnD)
-            changed = append(places, tokens, layer_state(i, block))
-            parts = [(changed["keys"], changed["values"])]
-            if model.passes_tokens:
-                parts.insert(0, (changed["memory_keys"], changed["memory_values"]))
-            bias_BHnZ = logit_bias(layer.tokens.position_bias, layer.tokens.project.scale_H, bucket_BnZ, unseen_BnZ)
-            heads_BHnE = attend_parts(tokens.q_self, parts, bias_BHnZ)
+            kept = layer_state(i, block)
+            memory = [(kept["memory_keys"], kept["memory_values"])] if model.passes_tokens else []
+            _, heads_BHnE, changed = layer.tokens.step(x_BnD, part, memory, kept)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return model.head(x_BnD, None), join_layers(after)
@@ -307,11 +304,9 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         layers = []
         for i, layer in enumerate(model.layers):
             kept = layer_state(i, block)
-            before = [(kept["keys"], kept["values"])]
-            if model.passes_tokens:
-                before.insert(0, (kept["memory_keys"], kept["memory_values"]))
+            memory = [(kept["memory_keys"], kept["memory_values"])] if model.passes_tokens else []
             own = layer_state(i, state)
-            x_BSD, _ = layer.memory_step(x_BSD, before, own)
+            x_BSD, _ = layer.memory_step(x_BSD, [*memory, (kept["keys"], kept["values"])], own)
             layers.append(layer.write_memory(x_BSD, own))
         after = join_layers(layers)
         if model.passes_tokens:

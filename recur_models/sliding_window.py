@@ -11,6 +11,7 @@ values; once there are W tokens, they become the next State. Letters: see layers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
@@ -128,7 +129,7 @@ class Part(NamedTuple):
     """Bucket of the distance between token and key."""
     unseen_BnZ: Tensor
     """bool. True for keys that a token does not see."""
-    blind_BHn1: Tensor | None
+    blind_BHn1: Tensor | None = None
     """bool. True for tokens that see nothing, as a document's first one under ``equations="paper"``; None if there are none."""
 
 
@@ -213,12 +214,17 @@ class TokenLayer(nn.Module):
             block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
         return block
 
-    def step(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Projections, Tensor, State]:
-        """Tokens of the current block attend to the window: their projections, their heads [B, H, n, E], the block with them."""
+    def step(
+        self, x_BnD: Tensor, part: Part, before: Sequence[tuple[Tensor, Tensor]], block: State
+    ) -> tuple[Projections, Tensor, State]:
+        """Tokens of the current block attend to the keys and values ``before`` it, and to its own.
+
+        Returns their projections, their heads [B, H, n, E], and the block with them.
+        """
         tokens = self.project(x_BnD)
         after = append(part.places, tokens, block)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
-        parts = [(each["keys"], each["values"]) for each in (state, after)]
+        parts = [*before, (after["keys"], after["values"])]
         return tokens, attend_parts(tokens.q_self, parts, bias_BHnZ, part.blind_BHn1), after
 
     def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
@@ -274,7 +280,7 @@ class Layer(WindowedLayer):
         return self.tokens.open(state, shared_kv)
 
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
-        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, state, block)
+        tokens, heads_BHnE, after = self.tokens.step(x_BnD, part, [(state["keys"], state["values"])], block)
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
     def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:

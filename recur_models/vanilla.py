@@ -25,8 +25,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.sliding_window import TokenLayer
-from recur_models.stepping import append, attend_parts, logit_bias
+from recur_models.sliding_window import Part, TokenLayer
 from recur_models.tied_model import TiedModel
 from recur_models.window import windowed_attention
 
@@ -125,15 +124,12 @@ class VanillaIncrementalDecoder(IncrementalDecoder):
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see the block's earlier tokens."""
-        bucket_BnW, unseen_BnW = buckets_within(places.of_tokens_Bn, self.model.block)
+        part = Part(places, *buckets_within(places.of_tokens_Bn, self.model.block))
         x_BnD = self.model.embed(tokens_Bn)
         after = []
         for i, layer in enumerate(self.model.layers):
             note(i, x_BnD)
-            tokens = layer.project(x_BnD)
-            changed = append(places, tokens, layer_state(i, block))
-            bias_BHnW = logit_bias(layer.position_bias, layer.project.scale_H, bucket_BnW, unseen_BnW)
-            heads_BHnE = attend_parts(tokens.q_self, [(changed["keys"], changed["values"])], bias_BHnW)
+            _, heads_BHnE, changed = layer.step(x_BnD, part, [], layer_state(i, block))
             x_BnD = layer.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return self.model.head(x_BnD, None), join_layers(after)
