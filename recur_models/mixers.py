@@ -228,11 +228,7 @@ class StackModel(RecurrentModel):
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
         """Reads all blocks at once, or block by block under recomputation."""
-        x_BTD = self.embed(tokens_BT)
-        if self.recompute == "block":
-            x_BTD, state = self.read_blocks(self.stack, x_BTD, state, fresh_BK)
-        else:
-            x_BTD, state = self.stack(x_BTD, state, fresh_BK)
+        x_BTD, state = self.read_blocks(self.stack, self.embed(tokens_BT), state, fresh_BK, at_once=True)
         return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:

@@ -155,9 +155,19 @@ class RecurrentModel(nn.Module, ABC):
         return partial(checkpoint, function, use_reentrant=False)
 
     def read_blocks(
-        self, read: Callable[..., tuple[Tensor, State]], x_BTD: Tensor, state: State, fresh_BK: Tensor
+        self,
+        read: Callable[..., tuple[Tensor, State]],
+        x_BTD: Tensor,
+        state: State,
+        fresh_BK: Tensor,
+        at_once: bool = False,
     ) -> tuple[Tensor, State]:
-        """``read``, which takes a block, State and ``fresh``, for one block after the other: all outputs, and the last State."""
+        """``read``, which takes a block, State and ``fresh``, for one block after the other: all outputs, and the last State.
+
+        ``at_once``: for all blocks in one call, unless `recompute` is ``block``. ``read`` must then take any number of them.
+        """
+        if at_once and self.recompute != "block":
+            return read(x_BTD, state, fresh_BK)
         run = self.recomputed("block", read)
         outputs = []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):

@@ -320,10 +320,7 @@ class WindowedTransformer(TiedModel):
         x_BTD = self.embed(tokens_BT)
         bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(self.block, device=x_BTD.device), self.block)
         stack = partial(self.stack, windows=[layer.tokens.window(bucket_WZ, unseen_WZ) for layer in self.layers])
-        if self.sharing_layer is not None or self.recompute == "block":
-            x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK)
-        else:
-            x_BTD, state = stack(x_BTD, state, fresh_BK)
+        x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK, at_once=self.sharing_layer is None)
         return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:

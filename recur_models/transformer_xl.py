@@ -101,10 +101,7 @@ class TransformerXL(CoreModel):
     ) -> tuple[Tensor, State]:
         """Reads the segment at once, or block by block under recomputation."""
         x_BTD = self.dropout(self.embedding(tokens_BT))
-        if self.recompute == "block":
-            x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK)
-        else:
-            x_BTD, state = self.read(x_BTD, state, fresh_BK)
+        x_BTD, state = self.read_blocks(self.read, x_BTD, state, fresh_BK, at_once=True)
         return self.head(x_BTD, targets_BT), state
 
     def read(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:

@@ -89,23 +89,18 @@ class VanillaTransformer(TiedModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        """Reads all blocks at once: none sees another."""
-        blocks = fresh_BK.shape[1]
-        x_BKWD = self.embed(tokens_BT).unflatten(1, (blocks, self.block))
-        if self.recompute == "block":
-            run = self.recomputed("block", self.stack)
-            x_BKWD = torch.cat([run(x_B1WD) for x_B1WD in x_BKWD.split(1, 1)], dim=1)
-        else:
-            x_BKWD = self.stack(x_BKWD)
-        return self.head(x_BKWD.flatten(1, 2), targets_BT), {}
+        """Reads all blocks at once, or block by block under recomputation: none sees another."""
+        x_BTD, state = self.read_blocks(self.stack, self.embed(tokens_BT), state, fresh_BK, at_once=True)
+        return self.head(x_BTD, targets_BT), state
 
-    def stack(self, x_BKWD: Tensor) -> Tensor:
-        """All layers over some blocks."""
+    def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+        """Some blocks through all layers: the residual stream after them [B, T, D], and the State, which is empty."""
+        x_BKWD = x_BTD.unflatten(1, (-1, self.block))
         bucket_WW, unseen_WW = buckets_within(torch.arange(self.block, device=x_BKWD.device), self.block)
         for i, layer in enumerate(self.layers):
             note(i, x_BKWD)
             x_BKWD = self.recomputed("layer", layer)(x_BKWD, bucket_WW, unseen_WW)
-        return x_BKWD
+        return x_BKWD.flatten(1, 2), state
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return VanillaIncrementalDecoder(self)

@@ -16,7 +16,7 @@ from recur_models import ModelConfig
 from recur_models.hf import ThroughlineForCausalLM, ThroughlineModel
 from recur_models.hidden import in_place_of_logits
 from recur_models.losses import hidden_states
-from recur_models.protocol import RecurrentModel
+from recur_models.protocol import RecurrentModel, State
 from recur_models.sliding_window import SlideConfig
 from recur_models.vanilla import VanillaConfig, VanillaTransformer
 from tests.recur_models.conftest import SIZE
@@ -177,8 +177,8 @@ def test_other_arguments_are_refused_by_name(
 
 def test_a_model_that_notes_no_layer_gives_its_last_state_alone() -> None:
     class Silent(VanillaTransformer):
-        def stack(self, x_BKWD: Tensor) -> Tensor:
-            return x_BKWD
+        def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
+            return x_BTD, state
 
     config = VanillaConfig(**SIZE)
     base = base_of(wrap(config))
