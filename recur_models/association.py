@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import linear, upcast
-from recur_models.mixer import Carried
+from recur_models.protocol import Carried
 
 ROLLS = 3
 """DPFP's ν: features are rolled by 1 to ν places."""

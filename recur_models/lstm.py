@@ -20,6 +20,7 @@ from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.hidden import note
 from recur_models.losses import untied_output
 from recur_models.protocol import (
+    Carried,
     IncrementalDecoder,
     ModelConfig,
     Places,
@@ -71,9 +72,7 @@ class LSTMLayer(nn.Module):
     def __init__(self, config: LSTMConfig):
         super().__init__()
         self.lstm = nn.LSTM(config.d_model, config.d_model, batch_first=True)
-        # both pass on the state, for probes
-        self.before = nn.Identity()
-        self.after = nn.Identity()
+        self.carried = Carried()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BnD: Tensor, state_B2D: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +80,9 @@ class LSTMLayer(nn.Module):
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return self.forward(x_BnD.to(next(self.lstm.parameters()).dtype), state_B2D)
-        h_1BD, c_1BD = (part[None].contiguous() for part in self.before(state_B2D).to(x_BnD.dtype).unbind(1))
+        h_1BD, c_1BD = (part[None].contiguous() for part in state_B2D.to(x_BnD.dtype).unbind(1))
         x_BnD, (h_1BD, c_1BD) = self.lstm(x_BnD, (h_1BD, c_1BD))
-        return self.dropout(x_BnD), self.after(torch.stack([h_1BD[0], c_1BD[0]], 1))
+        return self.dropout(x_BnD), self.carried(state_B2D, torch.stack([h_1BD[0], c_1BD[0]], 1))
 
 
 class LSTM(RecurrentModel):
@@ -132,7 +131,7 @@ class LSTM(RecurrentModel):
         return LSTMIncrementalDecoder(self)
 
     def probes(self) -> list[Probe]:
-        return [Probe("state_change", layer.before, relative_change, layer.after) for layer in self.layers]
+        return [Probe("state_change", layer.carried, relative_change) for layer in self.layers]
 
 
 class LSTMIncrementalDecoder(IncrementalDecoder):

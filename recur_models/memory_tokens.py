@@ -35,8 +35,8 @@ from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
 from recur_models.layers import PositionBias, StackConfig, token_costs, upcast
-from recur_models.mixer import Carried
 from recur_models.protocol import (
+    Carried,
     IncrementalDecoder,
     Places,
     Probe,

@@ -23,7 +23,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from common.errors import UserError
 from recur_models.costs import Costs
 from recur_models.layers import RMSNorm, upcast
-from recur_models.protocol import Places, Probe, State, relative_change
+from recur_models.protocol import Carried, Places, Probe, State, relative_change
 
 
 class Sizes(NamedTuple):
@@ -97,13 +97,6 @@ class Mixer(nn.Module, ABC):
     @abstractmethod
     def costs(sizes: Sizes) -> Costs:
         """Costs of one block of one lane."""
-
-
-class Carried(nn.Module):
-    """Returns the new recurrent state. A probe hooks it to compare the states before and after some tokens."""
-
-    def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        return after
 
 
 class RecurrentMixer(Mixer):

@@ -284,6 +284,13 @@ class Probe:
     """A module that runs after ``module``; by default the same one."""
 
 
+class Carried(nn.Module):
+    """Returns the new recurrent state. A probe hooks it to compare the states before and after some tokens."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return after
+
+
 def relative_change(before: Tensor, after: Tensor) -> Tensor:
     """rms of the change of a state over its rms before; 1 if it was zero."""
     energy = before.float().square().mean()
