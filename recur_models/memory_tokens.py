@@ -45,6 +45,7 @@ from recur_models.protocol import (
     layer_state,
     relative_change,
     reset,
+    with_dtypes_of,
 )
 from recur_models.sliding_window import Part
 from recur_models.stepping import attend_parts
@@ -208,7 +209,7 @@ class MemoryTokensModel(TiedModel):
         bucket_NN, later_NN = buckets_within(place_N, length)
         read = partial(self.read_block, bucket_NN=bucket_NN, unseen_NN=later_NN & ~self.same_copy(place_N))
         x_BTD, after = self.read_blocks(read, x_BTD, state, fresh_BK)
-        return self.head(x_BTD, targets_BT), {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+        return self.head(x_BTD, targets_BT), with_dtypes_of(after, state)
 
     def read_block(
         self, x_BWD: Tensor, state: State, fresh_B1: Tensor, bucket_NN: Tensor, unseen_NN: Tensor
@@ -311,4 +312,4 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         after = join_layers(layers)
         if model.passes_tokens:
             after["states"] = model.final_norm(x_BSD)
-        return {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+        return with_dtypes_of(after, state)

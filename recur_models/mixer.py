@@ -23,7 +23,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from common.errors import UserError
 from recur_models.costs import Costs
 from recur_models.layers import RMSNorm, upcast
-from recur_models.protocol import Carried, Places, Probe, State, relative_change
+from recur_models.protocol import Carried, Places, Probe, State, relative_change, with_dtypes_of
 
 
 class Sizes(NamedTuple):
@@ -126,7 +126,7 @@ class RecurrentMixer(Mixer):
 
     def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         y_BTD, after = self.mix(self.norm(x_BTD), state, fresh_BK, None)
-        after = {name: tensor.to(state[name].dtype) for name, tensor in after.items()}
+        after = with_dtypes_of(after, state)
         return y_BTD, {**after, "states": self.carried(state["states"], after["states"])}
 
     def open(self, state: State) -> State:
@@ -135,7 +135,7 @@ class RecurrentMixer(Mixer):
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         fresh_B1 = torch.zeros(len(x_BnD), 1, dtype=torch.bool, device=x_BnD.device)
         y_BnD, after = self.mix(self.norm(x_BnD), block, fresh_B1, places.valid_Bn)
-        return y_BnD, {name: tensor.to(block[name].dtype) for name, tensor in after.items()}
+        return y_BnD, with_dtypes_of(after, block)
 
     def probes(self) -> list[Probe]:
         return [Probe("state_change", self.carried, relative_change)]

@@ -309,6 +309,11 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
+def with_dtypes_of(state: State, like: State) -> State:
+    """``state`` with each tensor in the dtype that it has in ``like``."""
+    return {name: tensor.to(like[name].dtype) for name, tensor in state.items()}
+
+
 def select_lanes(lanes: slice, state: State) -> State:
     """The State of some lanes."""
     return {name: tensor[lanes] for name, tensor in state.items()}

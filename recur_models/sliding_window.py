@@ -41,6 +41,7 @@ from recur_models.protocol import (
     Places,
     Probe,
     State,
+    detach,
     join_layers,
     layer_state,
 )
@@ -284,8 +285,8 @@ class Layer(WindowedLayer):
         return self.tokens.finish(x_BnD, tokens, heads_BHnE, block), after
 
     def close(self, state: State, block: State, no_previous_block_B: Tensor | None) -> State:
-        after = {kind: block[kind] for kind in ("keys", "values")}
-        return {kind: tensor.detach() for kind, tensor in after.items()} if self.detached else after
+        after = {"keys": block["keys"], "values": block["values"]}
+        return detach(after) if self.detached else after
 
     def probes(self) -> list[Probe]:
         return self.tokens.probes()

@@ -8,7 +8,7 @@ from torch import Tensor
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.layers import PositionBias, Projector, linear, merge_heads, projector_costs
 from recur_models.mixer import Mixer, Sizes
-from recur_models.protocol import Places, Probe, State
+from recur_models.protocol import Places, Probe, State, with_dtypes_of
 from recur_models.sliding_window import SlideConfig, empty_cache, last_block
 from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.window import Window, buckets_of_window, window_bias, windowed_attention, with_previous
@@ -36,8 +36,7 @@ class WindowMixer(Mixer):
         bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(window, device=x_BTD.device), window)
         bias_HWZ = window_bias(self.position_bias, self.project.scale_H, bucket_WZ, unseen_WZ)
         heads_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, Window(bias_HWZ, None))
-        after = {name: tensor.to(state[name].dtype) for name, tensor in last_block(tokens).items()}
-        return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), after
+        return self.out(merge_heads(heads_BKHWE)).flatten(1, 2), with_dtypes_of(last_block(tokens), state)
 
     def open(self, state: State) -> State:
         return {name: torch.zeros_like(tensor) for name, tensor in state.items()}
