@@ -37,8 +37,8 @@ from recur_models.core import (
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, joined, split_heads
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import kept_parts
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.stepping import kept_parts, open_block
 from recur_models.window import distance_and_unseen
 
 
@@ -235,18 +235,16 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
 
     def open(self, state: State, lanes: int) -> State:
         config = self.model.config
-        block = {}
-        own = (lanes, config.heads, config.window, config.head_dim)
-        for i, (k, v) in enumerate(self.model.keys_values(state["states"])):
-            block |= {f"{i}.earlier_keys": k.contiguous(), f"{i}.earlier_values": v.contiguous()}
-            block |= {f"{i}.keys": k.new_zeros(own), f"{i}.values": k.new_zeros(own)}
+        pairs = self.model.keys_values(state["states"])
+        block = join_layers(open_block(k.contiguous(), v.contiguous(), config.window) for k, v in pairs)
         return block | {"memories": state["states"].new_zeros(lanes, config.window, config.d_model)}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens one by one, and writes their memories, keys and values into the block."""
         model = self.model
         config = self.model.config
-        after = dict(block)
+        memories_BWD = block["memories"]
+        makers = [layer_state(i, block) for i in range(len(model.makers))]
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         outputs = []
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
@@ -259,16 +257,17 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
             distance_logits = partial(distances.at, column_Bnm=column_Bnm[:, n : n + 1])
             seen = Seen(unseen_Bnm[:, None, n : n + 1], missing_B1m)
-            parts = [kept_parts(after, f"{i}") for i in range(len(model.makers))]
+            parts = [kept_parts(kept) for kept in makers]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_logits, shared)
             outputs.append(output_B1D)
             # Padding is written too, behind the lane's own tokens. Later tokens overwrite it.
             here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
-            after["memories"] = torch.where(here_BW[..., None], memory_B1D, after["memories"])
-            for i, pair in enumerate(model.keys_values(memory_B1D, shared.projection)):
-                for kind, new in zip(("keys", "values"), pair, strict=True):
-                    after[f"{i}.{kind}"] = torch.where(here_BW[:, None, :, None], new, after[f"{i}.{kind}"])
-        return model.head(torch.cat(outputs, 1), None), after
+            memories_BWD = torch.where(here_BW[..., None], memory_B1D, memories_BWD)
+            here_B1W1 = here_BW[:, None, :, None]
+            for kept, (k, v) in zip(makers, model.keys_values(memory_B1D, shared.projection), strict=True):
+                kept["keys"] = torch.where(here_B1W1, k, kept["keys"])
+                kept["values"] = torch.where(here_B1W1, v, kept["values"])
+        return model.head(torch.cat(outputs, 1), None), join_layers(makers) | {"memories": memories_BWD}
 
     def close(self, state: State, block: State) -> State:
         span = self.model.config.span

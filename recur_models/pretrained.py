@@ -41,8 +41,17 @@ from recur_models.layers import joined
 from recur_models.losses import tied_output, untied_output
 from recur_models.pretrained_layers import Cache, DecoderLayer, Prev
 from recur_models.pretrained_recurrence import Recurrence
-from recur_models.protocol import IncrementalDecoder, Places, Probe, RecurrentModel, State, reset
-from recur_models.stepping import kept_parts, put_pair
+from recur_models.protocol import (
+    IncrementalDecoder,
+    Places,
+    Probe,
+    RecurrentModel,
+    State,
+    join_layers,
+    layer_state,
+    reset,
+)
+from recur_models.stepping import append, kept_parts, open_block
 
 
 class DecoderSizes(Protocol):
@@ -304,8 +313,8 @@ class Decoder(RecurrentModel):
 
 
 class PretrainedIncrementalDecoder(IncrementalDecoder):
-    """The block keeps, for layer i, ``i.keys`` and ``i.values`` [B, G, W, E], and those of the overlap's tokens, ``i.earlier_keys``
-    and ``i.earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence, what it gathers of them: ``gathered`` [B, W, X]
+    """The block keeps, for each layer, ``keys`` and ``values`` [B, G, W, E], and those of the overlap's tokens, ``earlier_keys``
+    and ``earlier_values`` [B, G, O, E]; its ``tokens`` [B, W]; with recurrence, what it gathers of them: ``gathered`` [B, W, X]
     and ``earlier_gathered`` [B, O, X]."""
 
     model: Decoder
@@ -322,22 +331,20 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         W = model.block
         like = model.embedding.weight
         count_B = self.count(state, lanes)
-        block: State = {"tokens": count_B.new_zeros(lanes, W)}
-        for i, layer in enumerate(model.layers):
-            for kind in ("keys", "values"):
-                block[f"{i}.earlier_{kind}"] = like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim)
-                block[f"{i}.{kind}"] = like.new_zeros(lanes, layer.kv_heads, W, layer.head_dim)
+        empty = [like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim) for layer in model.layers]
+        kept = [open_block(each, each, W) for each in empty]
         earlier_BOX = None
         if overlap:
 
             def keep(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-                block.update({f"{i}.earlier_keys": k.contiguous(), f"{i}.earlier_values": v.contiguous()})
+                kept[i] = open_block(k.contiguous(), v.contiguous(), W)
                 return k, v
 
             slot_BO = torch.arange(overlap, device=like.device).expand(lanes, -1)
             caches = [partial(keep, i) for i in range(len(model.layers))]
             x_BOD = model.embedding(state["tokens"])
             _, earlier_BOX = model.stack(x_BOD, slot_BO, overlap, count_B, model.prev_of(state), caches)
+        block = join_layers(kept) | {"tokens": count_B.new_zeros(lanes, W)}
         if model.recurrence is not None:
             width = model.recurrence.width
             block["earlier_gathered"] = like.new_zeros(lanes, 0, width) if earlier_BOX is None else earlier_BOX
@@ -348,18 +355,19 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         """Reads tokens of the block. Keeps their keys and values, and what the recurrence gathers for `close`."""
         model = self.model
         overlap = model.config.overlap
-        after = {**block, "tokens": places.write(block["tokens"], tokens_Bn)}
+        kept = [layer_state(i, block) for i in range(len(model.layers))]
 
-        def append(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            put_pair(places, after, f"{i}", k, v)
-            keys, values = joined(*kept_parts(after, f"{i}"))
+        def extended(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            kept[i] = append(places, k, v, kept[i])
+            keys, values = joined(*kept_parts(kept[i]))
             return keys.to(k.dtype), values.to(k.dtype)
 
-        caches = [partial(append, i) for i in range(len(model.layers))]
+        caches = [partial(extended, i) for i in range(len(model.layers))]
         count_B = self.count(state, len(tokens_Bn))
         slot_Bn = overlap + places.of_tokens_Bn
         x_BnD = model.embedding(tokens_Bn)
         x_BnD, gathered_BnX = model.stack(x_BnD, slot_Bn, overlap + model.block, count_B, model.prev_of(state), caches)
+        after = {**block, **join_layers(kept), "tokens": places.write(block["tokens"], tokens_Bn)}
         if gathered_BnX is not None:
             after["gathered"] = places.write(block["gathered"], gathered_BnX)
         return model.head(x_BnD, None), after

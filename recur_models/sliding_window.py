@@ -223,7 +223,7 @@ class TokenLayer(nn.Module):
         Returns their projections, their heads [B, H, n, E], and the block with them.
         """
         tokens = self.project(x_BnD)
-        after = append(part.places, tokens, block)
+        after = append(part.places, tokens.k, tokens.v, block)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
         parts = [*before, (after["keys"], after["values"])]
         return tokens, attend_parts(tokens.q_self, parts, bias_BHnZ, part.blind_BHn1), after

@@ -33,8 +33,8 @@ from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, d
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.layers import joined
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import kept_parts, put_pair
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.stepping import append, kept_parts, open_block
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class Staircase(CoreModel):
 class StaircaseIncrementalDecoder(IncrementalDecoder):
     """A token gets its M passes at once: the older chunks in each pass do not depend on it.
 
-    The block: of each pass and layer ``earlier_keys`` and ``earlier_values`` [B, H, (N − 1)·C, E] of the older chunks, ``keys`` and
-    ``values`` [B, H, C, E] of the chunk itself; ``first`` [B, C, D], its tokens after one pass; ``older`` [B, N − 1, C, D], the
-    others after this step.
+    The block: of each layer, counted through all passes, ``earlier_keys`` and ``earlier_values`` [B, H, (N − 1)·C, E] of the older
+    chunks, ``keys`` and ``values`` [B, H, C, E] of the chunk itself; ``first`` [B, C, D], its tokens after one pass; ``older``
+    [B, N − 1, C, D], the others after this step.
     """
 
     model: Staircase
@@ -254,30 +254,31 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
         C = config.chunk
         unmarked_B0 = torch.zeros(lanes, 0, dtype=torch.bool, device=x_BSCD.device)
         document_BS = documents(state["states_count"], N - 1, unmarked_B0)
-        block: State = {"first": x_BSCD.new_zeros(lanes, C, config.d_model), "older": x_BSCD.clone()}
+        older_BSCD = x_BSCD.clone()
+        block = []
         context = model.cached_keys_values(x_BSCD)
-        empty_BHCE = x_BSCD.new_zeros(lanes, config.heads, C, config.head_dim)
+        empty_BH0E = x_BSCD.new_zeros(lanes, config.heads, 0, config.head_dim)
         for i in range(M):
             earlier: Context = context
             if i < M - 1:
                 earlier = []
                 x_BSCD, context = model.step(x_BSCD, context, Step(i, crosses=True, last=False), document_BS, earlier)
                 if i == 0:
-                    block["older"] = x_BSCD.clone()
+                    older_BSCD = x_BSCD.clone()
                 x_BSCD = x_BSCD[:, 1:]
             for j in range(config.layers):
-                keys, values = earlier[j] if earlier else (empty_BHCE[:, :, :0], empty_BHCE[:, :, :0])
-                for kind, tensor in (("keys", keys), ("values", values)):
-                    # At each pass one chunk more has left the window.
-                    block[f"{i}.{j}.earlier_{kind}"] = F.pad(tensor, (0, 0, i * C, 0))
-                    block[f"{i}.{j}.{kind}"] = empty_BHCE.clone()
-        return block
+                keys, values = earlier[j] if earlier else (empty_BH0E, empty_BH0E)
+                gone = (0, 0, i * C, 0)  # at each pass one chunk more has left the window
+                block.append(open_block(F.pad(keys, gone), F.pad(values, gone), C))
+        first_BCD = x_BSCD.new_zeros(lanes, C, config.d_model)
+        return join_layers(block) | {"first": first_BCD, "older": older_BSCD}
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Takes tokens of the new chunk through all passes, keeping keys and values of each."""
         model = self.model
         config = self.model.config
-        after = dict(block)
+        first_BCD = block["first"]
+        after = []
         N = config.in_step
         C = config.chunk
         distances = Distances(model.distances_EP, itself=True)
@@ -290,14 +291,16 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
             # At pass i, the i oldest chunks have left the step.
             seen = Seen(((distance_Bnm < 0) | (slot_m < i * C))[:, None], missing_B1m)
             for j, layer in enumerate(model.layers):
-                note(i * config.layers + j, x_BnD)
+                index = i * config.layers + j
+                note(index, x_BnD)
                 q, k, v = layer.project(x_BnD)
-                put_pair(places, after, f"{i}.{j}", k, v)
-                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in kept_parts(after, f"{i}.{j}")]
+                kept = append(places, k, v, layer_state(index, block))
+                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in kept_parts(kept)]
                 x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, column_Bnm), seen))
+                after.append(kept)
             if i == 0:
-                after["first"] = places.write(after["first"], x_BnD)
-        return model.head(x_BnD, None), after
+                first_BCD = places.write(first_BCD, x_BnD)
+        return model.head(x_BnD, None), join_layers(after) | {"first": first_BCD, "older": block["older"]}
 
     def close(self, state: State, block: State) -> State:
         slots = self.model.config.in_step - 1

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recur_models.layers import MASKED, PositionBias, Projections, weighted_values
+from recur_models.layers import MASKED, PositionBias, weighted_values
 from recur_models.protocol import Places, State
 
 
@@ -49,17 +49,17 @@ def put(places: Places, kept_BHWE: Tensor, new_BHnE: Tensor) -> Tensor:
     return places.write(kept_BHWE.transpose(1, 2), new_BHnE.transpose(1, 2)).transpose(1, 2)
 
 
-def append(places: Places, tokens: Projections, block: State) -> State:
+def open_block(k: Tensor, v: Tensor, tokens: int) -> State:
+    """A layer's empty block of this many tokens, behind keys and values [B, H, m, E] of earlier ones."""
+    own = (*k.shape[:-2], tokens, k.shape[-1])
+    return {"earlier_keys": k, "earlier_values": v, "keys": k.new_zeros(own), "values": v.new_zeros(own)}
+
+
+def append(places: Places, k: Tensor, v: Tensor, block: State) -> State:
     """A layer's block with the keys and values of new tokens."""
-    return block | {"keys": put(places, block["keys"], tokens.k), "values": put(places, block["values"], tokens.v)}
+    return block | {"keys": put(places, block["keys"], k), "values": put(places, block["values"], v)}
 
 
-def put_pair(places: Places, block: State, name: str, k: Tensor, v: Tensor) -> None:
-    """Write new tokens into the block's ``name.keys`` and ``name.values``."""
-    for kind, new in (("keys", k), ("values", v)):
-        block[f"{name}.{kind}"] = put(places, block[f"{name}.{kind}"], new)
-
-
-def kept_parts(block: State, name: str) -> list[tuple[Tensor, Tensor]]:
-    """The keys and values before the block, ``name.earlier_keys`` and ``name.earlier_values``, and the block's own."""
-    return [(block[f"{name}.{kind}keys"], block[f"{name}.{kind}values"]) for kind in ("earlier_", "")]
+def kept_parts(block: State) -> list[tuple[Tensor, Tensor]]:
+    """The keys and values of earlier tokens and those of the block's own, for a block of `open_block`."""
+    return [(block["earlier_keys"], block["earlier_values"]), (block["keys"], block["values"])]

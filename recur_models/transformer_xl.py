@@ -21,8 +21,8 @@ from torch import Tensor
 from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, in_newest
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State
-from recur_models.stepping import kept_parts, put_pair
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.stepping import append, kept_parts, open_block
 from recur_models.window import distance_and_unseen
 
 
@@ -155,21 +155,17 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
     def open(self, state: State, lanes: int) -> State:
         """Keys and values of the tokens in sight, for each layer."""
         config = self.model.config
-        block = {}
+        block = []
         for i, layer in enumerate(self.model.stack):
             inputs_BSD = state[f"layers.{i}.inputs"]
-            k, v = layer.keys_values(inputs_BSD)
-            own = (lanes, config.heads, config.window, config.head_dim)
-            block |= {f"{i}.earlier_keys": k, f"{i}.earlier_values": v}
-            block |= {f"{i}.keys": k.new_zeros(own), f"{i}.values": k.new_zeros(own)}
-            block[f"{i}.inputs"] = inputs_BSD.new_zeros(lanes, config.window, config.d_model)
-        return block
+            kept = open_block(*layer.keys_values(inputs_BSD), config.window)
+            block.append(kept | {"inputs": inputs_BSD.new_zeros(lanes, config.window, config.d_model)})
+        return join_layers(block)
 
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see `span` tokens before them."""
         model = self.model
         config = self.model.config
-        after = dict(block)
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
         distance_Bnm, unseen_Bnm = distance_and_unseen(places.of_tokens_Bn, config.span, len(slot_m))
@@ -177,19 +173,21 @@ class TransformerXLIncrementalDecoder(IncrementalDecoder):
         seen = Seen(unseen_Bnm[:, None], missing_B1m)
         distances = Distances(model.distances_EP, itself=False)
         column_Bnm = distances.columns(distance_Bnm)
+        after = []
         for i, layer in enumerate(model.stack):
             note(i, x_BnD)
-            after[f"{i}.inputs"] = places.write(after[f"{i}.inputs"], x_BnD)
             q, k, v = layer.project(x_BnD)
-            put_pair(places, after, f"{i}", k, v)
-            heads_BHnE = layer.attend(q, kept_parts(after, f"{i}"), distances.at(q, column_Bnm), seen)
+            kept = append(places, k, v, layer_state(i, block))
+            kept["inputs"] = places.write(kept["inputs"], x_BnD)
+            heads_BHnE = layer.attend(q, kept_parts(kept), distances.at(q, column_Bnm), seen)
             x_BnD = layer.finish(x_BnD, heads_BHnE)
-        return model.head(x_BnD, None), after
+            after.append(kept)
+        return model.head(x_BnD, None), join_layers(after)
 
     def close(self, state: State, block: State) -> State:
         config = self.model.config
         after: State = {"count": (state["count"] + config.window).clamp(max=config.span)}
         for i in range(config.depth):
             name = f"layers.{i}.inputs"
-            after[name] = torch.cat([state[name], block[f"{i}.inputs"]], 1)[:, -config.span :].contiguous()
+            after[name] = torch.cat([state[name], block[name]], 1)[:, -config.span :].contiguous()
         return after

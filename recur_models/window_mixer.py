@@ -43,7 +43,7 @@ class WindowMixer(Mixer):
 
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         tokens = self.project(x_BnD)
-        after = append(places, tokens, block)
+        after = append(places, tokens.k, tokens.v, block)
         bucket_BnZ, unseen_BnZ = buckets_of_window(places.of_tokens_Bn, self.config.window)
         bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, bucket_BnZ, unseen_BnZ)
         parts = [(each["keys"], each["values"]) for each in (state, after)]
