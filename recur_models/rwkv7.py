@@ -81,9 +81,8 @@ def generalised_delta_rule(
     state = initial_state.to(q.dtype)
     states = []
     taken = []
-    for fresh_B, (a_n, within_n, b_n, added_n, decay_n) in zip(
-        fresh_BN.unbind(1), zip(*(x.unbind(2) for x in loop), strict=True), strict=True
-    ):
+    parts = [fresh_BN.unbind(1), *(x.unbind(2) for x in loop)]
+    for fresh_B, a_n, within_n, b_n, added_n, decay_n in zip(*parts, strict=True):
         states.append(reset(state, state.new_zeros(()), fresh_B))
         taken.append(within_n + a_n @ states[-1])
         state = decay_n * states[-1] + b_n @ taken[-1] + added_n
