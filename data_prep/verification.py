@@ -63,12 +63,10 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
         data = (folder / "manifest.json").read_bytes()
         manifest = Manifest.from_json(data, (folder / "manifest.json").shown)
     except FileNotFoundError:
-        unfinished = (folder / "ledger").is_dir()
-        yield (
-            f"{folder} was not finished: run the same prepare command again"
-            if unfinished
-            else (f"{folder}/manifest.json is missing: nothing vouches for the other files, prepare this split again")
-        )
+        if (folder / "ledger").is_dir():
+            yield f"{folder} was not finished: run the same prepare command again"
+        else:
+            yield f"{folder}/manifest.json is missing: nothing vouches for the other files, prepare this split again"
         return
     except StoreError as error:
         yield f"{error} (the other files cannot be checked without it)"
