@@ -299,6 +299,11 @@ def documents(count_B: Tensor, slots: int, fresh_BK: Tensor) -> Tensor:
     return torch.cat([filled_BS.long() - 1, fresh_BK.long().cumsum(1)], dim=1)
 
 
+def documents_of_tokens(document_BS: Tensor, slots: int, block: int) -> Tensor:
+    """`documents` with an entry for each token of a block in place of one for the block: int64 [B, slots + K · block]."""
+    return torch.cat([document_BS[:, :slots], document_BS[:, slots:].repeat_interleave(block, dim=1)], dim=1)
+
+
 def in_newest(document_BS: Tensor) -> Tensor:
     """Whether each slot belongs to the newest document, the last slot's: bool [B, S]. The next State has zeros in all others."""
     return document_BS == document_BS[:, -1:]

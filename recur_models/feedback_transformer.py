@@ -32,6 +32,7 @@ from recur_models.core import (
     Parts,
     Seen,
     documents,
+    documents_of_tokens,
     in_newest,
 )
 from recur_models.costs import Costs, product, scales
@@ -117,7 +118,7 @@ class FeedbackTransformer(CoreModel):
         x_BTD = self.dropout(self.embedding(tokens_BT))
         span = self.config.span
         document_BK = documents(state["states_count"], span, fresh_BK)
-        document_BS = torch.cat([document_BK[:, :span], document_BK[:, span:].repeat_interleave(self.block, 1)], 1)
+        document_BS = documents_of_tokens(document_BK, span, self.block)
         memories = [state["states"].to(x_BTD.dtype)]
         outputs = []
         earlier = self.keys_values(memories[0])

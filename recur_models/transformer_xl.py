@@ -18,7 +18,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recur_models.core import CoreConfig, CoreLayer, CoreModel, Distances, Seen, documents, in_newest
+from recur_models.core import (
+    CoreConfig,
+    CoreLayer,
+    CoreModel,
+    Distances,
+    Seen,
+    documents,
+    documents_of_tokens,
+    in_newest,
+)
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
@@ -109,7 +118,7 @@ class TransformerXL(CoreModel):
         span = self.config.span
         W = self.block
         of_blocks = documents(state["count"], span, fresh_BK)
-        document_BS = torch.cat([of_blocks[:, :span], of_blocks[:, span:].repeat_interleave(W, 1)], 1)
+        document_BS = documents_of_tokens(of_blocks, span, W)
         seen_BKm = document_BS.unfold(1, span + W, W)
         crossing_BK1m = (seen_BKm != of_blocks[:, span:, None])[:, :, None]
         distances = Distances(self.distances_EP, itself=False)
