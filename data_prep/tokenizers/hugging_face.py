@@ -28,7 +28,7 @@ from data_prep.tokenizers.charsmap import kept_before_a_space
 from data_prep.tokenizers.chat import CHAT_FILE, Chat
 from data_prep.tokenizers.gpt2 import MAX_IDS, GPT2Tokenizer
 from data_prep.tokenizers.letters import LETTERS, members, ranges
-from data_prep.tokenizers.special_names import without_special_names
+from data_prep.tokenizers.special_names import pair_of, without_special_names
 
 PIECE_CHARACTERS = 4096
 
@@ -166,7 +166,7 @@ def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | No
     )
     if not same:
         return None
-    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    merges = [tuple(pair_of(merge)) for merge in model["merges"]]
     try:
         return GPT2Tokenizer(model["vocab"], merges, name, check=check)  # type: ignore[arg-type]
     except TokenizerError:

@@ -39,7 +39,7 @@ def without_special_names(spec: dict[str, Any]) -> dict[str, Any]:
         changed["unk_token"] = new(model["unk_token"])
     if "merges" in model:
         changed["merges"] = [
-            pair for pair in map(_pair, model["merges"]) if not renamed.keys() & {*pair, "".join(pair)}
+            pair for pair in map(pair_of, model["merges"]) if not renamed.keys() & {*pair, "".join(pair)}
         ]
     added = [{**token, "content": new(token["content"])} for token in spec.get("added_tokens", ())]
     # Where a file has no decoder, tokens are written with blanks between them.
@@ -66,11 +66,12 @@ def _findable_names(spec: dict[str, Any], known: list[str]) -> set[str]:
         names.add(model["unk_token"])
     if kind == "BPE":
         # BPE comes to a token as a character, as a whole word, or by a merge.
-        merged = {"".join(_pair(pair)) for pair in model["merges"]}
+        merged = {"".join(pair_of(pair)) for pair in model["merges"]}
         whole = bool(model.get("ignore_merges"))
         names = {name for name in names if whole or len(name) == 1 or name in merged}
     return names
 
 
-def _pair(merge: str | list[str]) -> list[str]:
+def pair_of(merge: str | list[str]) -> list[str]:
+    """The two tokens of a merge, which older files write as one string."""
     return merge.split(" ") if isinstance(merge, str) else merge
