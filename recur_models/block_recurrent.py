@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.gates import GATES, Gate, gate_costs
+from recur_models.gates import GATES, Gate
 from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs, upcast
 from recur_models.protocol import Probe, State, relative_change, reset
 from recur_models.sliding_window import (
@@ -93,12 +93,14 @@ class RecConfig(WindowedConfig):
         width = 2 * self.width
         total = scales(2 * S * d) + projector_costs(self, S, cross=True)
         total += attention(self.width, S * S + S * 2 * self.window)
+        gate = GATES[self.gate]
+        first = gate.costs(self.equations, S, width, d)
+        last = gate.costs(self.equations, S, F, d)
         if self.cell == "skip":
-            return total + gate_costs(self.gate, self.equations, S, width, d)
-        last = gate_costs(self.gate, self.equations, S, F, d)
+            return total + first
         if self.cell == "single":
             return total + product(S, width, F) + last
-        return total + gate_costs(self.gate, self.equations, S, width, d) + scales(d) + product(S, d, F) + last
+        return total + first + scales(d) + product(S, d, F) + last
 
 
 class StateDirection(nn.Module):

@@ -23,6 +23,11 @@ Equations = Literal["meliad", "paper"]
 Gate = Literal["fixed", "lstm"]
 
 
+def candidate_costs(equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
+    """Costs of z over ``rows`` states: a projection, with a bias in the paper's equations."""
+    return product(rows, fan_in, width) + scales(width if equations == "paper" else 0)
+
+
 class FixedGate(nn.Module):
     """c·g + z·(1 − g), g = σ(b): an exponential moving average over blocks (equations 1–3)."""
 
@@ -41,6 +46,11 @@ class FixedGate(nn.Module):
     def probe(self) -> Probe:
         """The share of the candidate that the gate lets in."""
         return Probe("gate_openness", self, lambda *_: 1 - torch.sigmoid(self.bias).mean())
+
+    @staticmethod
+    def costs(equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
+        """Costs over ``rows`` states."""
+        return candidate_costs(equations, rows, fan_in, width) + scales(width)
 
 
 class LSTMGate(nn.Module):
@@ -65,13 +75,10 @@ class LSTMGate(nn.Module):
         """The share of the candidate that the gate lets in."""
         return Probe("gate_openness", self.input, lambda _, input_BSD: torch.sigmoid(input_BSD - 1.0).mean())
 
+    @staticmethod
+    def costs(equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
+        """Costs over ``rows`` states."""
+        return candidate_costs(equations, rows, fan_in, width) + product(rows, fan_in, 2 * width) + scales(2 * width)
+
 
 GATES: dict[Gate, type[FixedGate] | type[LSTMGate]] = {"fixed": FixedGate, "lstm": LSTMGate}
-
-
-def gate_costs(gate: Gate, equations: Equations, rows: int, fan_in: int, width: int) -> Costs:
-    """Costs of a gate over ``rows`` states."""
-    bias = width if equations == "paper" else 0
-    if gate == "fixed":
-        return product(rows, fan_in, width) + scales(width, bias)
-    return product(rows, fan_in, 3 * width) + scales(2 * width, bias)

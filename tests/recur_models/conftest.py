@@ -8,6 +8,7 @@ import pytest
 from recur_models import ModelConfig
 from recur_models.block_recurrent import RecConfig
 from recur_models.feedback_transformer import FeedbackTransformerConfig
+from recur_models.gates import GATES
 from recur_models.gpt2 import GPT2Config, GPT2RecConfig
 from recur_models.llama import LlamaConfig, LlamaRecConfig
 from recur_models.lstm import LSTMConfig
@@ -43,7 +44,7 @@ def small_configs() -> dict[str, ModelConfig]:
             top_k=5,
             equations=equations,  # smaller than a document: the ring turns
         )
-        for gate, cell in itertools.product(("fixed", "lstm"), ("dual", "single", "skip")):
+        for gate, cell in itertools.product(GATES, ("dual", "single", "skip")):
             kind: dict[str, Any] = {"gate": gate, "cell": cell, "equations": equations}
             rec = RecConfig(**SIZE, recurrent_layers=(2,), states=6, **kind)
             configs[f"rec-{gate}-{cell}-{equations}"] = rec
@@ -118,7 +119,7 @@ def pairwise_configs() -> dict[str, ModelConfig]:
     """The same with half of the recurrent ones, among which each two of gate, cell and equations still meet in every way."""
     left_out = {
         f"rec-{gate}-{cell}-{equations}"
-        for gate, cell in itertools.product(("fixed", "lstm"), ("dual", "single", "skip"))
+        for gate, cell in itertools.product(GATES, ("dual", "single", "skip"))
         for equations in ("meliad", "paper")
         if (gate == "lstm") ^ (cell == "single") ^ (equations == "paper")
     }

@@ -80,6 +80,7 @@ def gate(p: dict[str, Tensor], config: Any, c: Tensor, h: Tensor) -> Tensor:
     if config.gate == "fixed":
         g = 1 / (1 + torch.exp(-p["bias"]))
         return c * g + z * (1 - g)
+    assert config.gate == "lstm"
     i = torch.sigmoid(h @ p["input.weight"].T + p["input.bias"] - 1)
     f = torch.sigmoid(h @ p["forget.weight"].T + p["forget.bias"] + 1)
     return c * f + z * i
