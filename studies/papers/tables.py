@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.corpora import CORPORA
+from data_prep.corpora.names import Names
 from data_prep.corpora.tasks import Task
 
 Scale = Literal["tiny", "paper"]
@@ -68,6 +69,11 @@ class Data:
             return len(drawn.symbols()) + 1
         pieces = re.search(r":(\d+)$", self.tokenizer)
         return self.vocabulary or (int(pieces[1]) + 1 if pieces else 257)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether another text can take its place: it is no task. The names to recall are a task, though one in bytes."""
+        return bool(self.tokenizer) and self.corpus != Names.name
 
     def store(self, stores: Path) -> Path:
         """The store below the folder of stores: one for each tokenizer, and for each way in which a corpus is read."""

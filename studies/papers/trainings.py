@@ -91,7 +91,7 @@ class StudyFolder:
 
     def data(self, data: Data) -> Data:
         """``data`` with this folder's corpus and options in place of its own."""
-        if self.corpus and data.tokenizer:
+        if self.corpus and data.is_text:
             data = replace(data, corpus=self.corpus, options=())
         values = self.options.get(data.corpus, {})
         return data.with_options({name: value for name, value in values.items() if name not in FILES})

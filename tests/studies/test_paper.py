@@ -49,6 +49,7 @@ def test_every_row_builds_and_has_a_cost(
     assert len(shown) == count > 0 and not list(tmp_path.iterdir())
     keys = {column.of for column in PAPERS[name][table].columns} - {""}
     for row in PAPERS[name][table].rows:
+        assert {run.preset for runs in row.runs.values() for run in runs.values()} <= PRESETS.keys(), row.label
         assert not keys or set(row.runs.get(scale, {})) <= keys, row.label
         assert row.runs or row.paper, row.label
 
@@ -374,6 +375,13 @@ def test_a_training_on_data_of_other_options_has_another_name(tmp_path: Path) ->
     assert often.training(best, 0).name != StudyFolder(tmp_path).training(best, 0).name == plain
     other = StudyFolder(tmp_path, options={"text": {"pieces": "3"}}).training(run, 0).name
     assert other != plain and "bytes-pieces-3" in other
+
+
+def test_another_corpus_takes_the_place_of_text_and_not_of_tasks(tmp_path: Path) -> None:
+    study = StudyFolder(tmp_path, corpus="python-source")
+    assert study.data(Data("pg19", "bytes")) == Data("python-source", "bytes")
+    for task in (Data("names", "bytes"), Data("mqar")):
+        assert study.data(task) == task
 
 
 def test_a_store_of_each_sign_of_an_option() -> None:
