@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.errors import UserError, nearest
 from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.gated_delta import GatedDelta
 from recur_models.hidden import note
@@ -111,6 +111,9 @@ class MixersConfig(ModelConfig):
         check_sizes(self, from_0=("mlp_dim",))
         if not self.layers:
             raise UserError("model.layers is empty: name a mixer for each layer, for example delta delta window")
+        for name in self.layers:
+            if name not in MIXERS:
+                raise UserError(f"model.layers has {name!r}, which is no mixer: {nearest(name, MIXERS)}")
         check_block(self.window, self.chunk, self.conv if self.reads("conv") else 1)
         if self.rotary and self.reads("rotary") and self.key_dim % 2:
             raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import pytest
@@ -281,6 +282,17 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
         wanted.append(now_B)
     logits, _ = model(text_BT)
     assert torch.equal(logits.argmax(-1), torch.stack(wanted, 1))
+
+
+def test_an_unknown_mixer_of_a_plug_in_is_refused() -> None:
+    """Its type allows any name."""
+
+    @dataclass(frozen=True)
+    class Own(MixersConfig):
+        layers: tuple[str, ...] = ("delta",)  # pyrefly: ignore
+
+    with pytest.raises(UserError, match=r"model\.layers has 'detla', which is no mixer: did you mean 'delta'\?"):
+        Own(layers=("window", "detla"))
 
 
 def test_keys_that_turn_have_pairs() -> None:
