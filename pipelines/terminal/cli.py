@@ -294,7 +294,9 @@ def parse_preset(
     if not name or name.startswith("-"):
         raise UserError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
     if name not in presets:
-        raise UserError(f"unknown {noun} {name!r}: {nearest(name, presets, f'--{noun}s lists them')}")
+        remedy = nearest(name, presets, f"--{noun}s lists them")
+        hint = f"; if a plug-in has it, name its module in {plugins.VARIABLE}"
+        raise UserError(f"unknown {noun} {name!r}: {remedy}{'' if remedy.startswith('did you mean') else hint}")
     default = presets[name]
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
 
