@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import pytest
 from PIL import Image
 
 from docs import rooms
-from pipelines import PACKAGES, preflight
+from pipelines import PACKAGES, preflight, prepare
 from pipelines import run as whole
 from pipelines.config.dotted import flatten
 from pipelines.config.run import to_json
@@ -247,7 +248,9 @@ def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
 
 DIFFS = re.findall(r"^```diff\n(.*?)^```", TEXTS["CONTRIBUTING.md"], re.MULTILINE | re.DOTALL)
 ADDED = """
+from pathlib import Path
 from data_prep.corpora import CORPORA
+from data_prep.documents import SPLITS
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics import METRICS, further
 from recur_models import MODELS
@@ -260,21 +263,28 @@ tokens = torch.arange(24).view(2, 12)
 whole, state = model(tokens)
 first, carried = model(tokens[:, :4])
 assert torch.allclose(torch.cat([first, model(tokens[:, 4:], carried)[0]], 1), whole, atol=1e-6)
-assert CORPORA["subtitles"]().options() == {} and METRICS["validation/perplexity"] in further()
+film = Path("films/old/one.srt")
+film.parent.mkdir(parents=True)
+film.write_bytes(b"1\\r\\n00:00:01,000 --> 00:00:02,000\\r\\nHello\\r\\n")
+films = CORPORA["subtitles"](source="films")
+(source,) = [source for split in SPLITS for source in films.sources(split)]
+assert [document.text.strip() for document in films.read([source])] == ["Hello"]
+assert films.options() == {} and METRICS["validation/perplexity"] in further()
 assert list(combine("decay", {"optim.weight_decay": 0.1})) == ["optim.weight_decay"]
 """
 """What the examples of CONTRIBUTING.md make."""
 
 
 def test_the_examples_of_contributing_are_whole_changes(tmp_path: Path) -> None:
-    for package in (*PACKAGES, "tests"):
+    for package in (*PACKAGES, "benchmarks", "tests"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     for diff in DIFFS:
         done = subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, capture_output=True, text=True)
         assert done.returncode == 0, f"{done.stderr}{diff[:200]}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))}
-    done = subprocess.run([sys.executable, "-c", ADDED], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    for words in (("-c", ADDED), ("-m", "pytest", "-q", "tests/pipelines/test_catalogue.py")):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 CHAIN = """
@@ -326,6 +336,31 @@ def test_a_chain_of_commands_runs(
     [block] = re.findall(r"^```python\n(.*?)^```", TEXTS["docs/start-laptop.md"], re.MULTILINE | re.DOTALL)
     exec(block, {})
     assert capsys.readouterr().out.startswith("Once upon a time")
+
+
+def test_the_loop_of_the_python_interface_learns(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "text",
+        "--source",
+        str(text_folder),
+        "--tokenizer",
+        "bytes",
+        "--store",
+        "runs/store",
+        "--num-workers",
+        "0",
+    ]
+    prepare.main(words)
+    [block] = [
+        found for found in re.findall(r"^```python\n(.*?)^```", TEXTS["docs/api.md"], re.M | re.S) if "store" in found
+    ]
+    made: dict[str, Any] = {}
+    exec(block, made)
+    assert made["loss"].item() < 0.8 * math.log(257)
+    assert not any(tensor.requires_grad for tensor in made["state"].values())
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start-notebook.md"])
