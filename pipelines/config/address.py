@@ -25,7 +25,14 @@ FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 
 
 def check_address(uri: str, named: str) -> None:
-    """Raise UserError for an address at which MLflow never answers, or keeps nothing. ``named``: where it was given."""
+    """Raise UserError for an address at which MLflow never answers, or keeps nothing, and for one whose name or password
+    `without_credentials` would not find. ``named``: where it was given.
+    """
+    if _hides_credentials(uri):
+        raise UserError(
+            f"the name or password in {named} has a character that hides its end, so it could not be removed from "
+            "records: write %3F for ?, %23 for #, %2F for /, %27 for '"
+        )
     problem = _problem(uri)
     if problem:
         shown = without_credentials(uri)
@@ -34,21 +41,17 @@ def check_address(uri: str, named: str) -> None:
         raise UserError(f"{named} is {shown}, where MLflow cannot keep runs: {without_credentials(problem)}")
 
 
-def check_credentials(uri: str) -> None:
-    """Raise UserError for a name or password that `without_credentials` would not find, since a character hides its end."""
+def _hides_credentials(uri: str) -> bool:
+    """Whether a character of a name or password hides where it ends."""
     # scheme://name:password@host/…
     scheme, _, rest = uri.partition("://")
     credentials, at, _ = rest.partition("@")
     name, colon, password = credentials.partition(":")
     if not re.fullmatch(r"[\w+.-]+", scheme) or "/" in name or not (colon and at):
-        return
+        return False
     # Digits after http://NAME: may be a port and no password.
     is_port = scheme in ("http", "https") and re.match(r"\d*[/?#]", password)
-    if not is_port and re.search(r"""[?#/'"\s]""", credentials):
-        raise UserError(
-            "the name or password in tracking.uri has a character that hides its end, so it could not be removed from "
-            "records: write %3F for ?, %23 for #, %2F for /, %27 for '"
-        )
+    return not is_port and re.search(r"""[?#/'"\s]""", credentials) is not None
 
 
 def _is_uri(address: str) -> bool:

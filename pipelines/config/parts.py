@@ -12,7 +12,7 @@ from typing import Literal
 
 from common.checks import check_fields
 from common.errors import UserError
-from pipelines.config.address import check_address, check_credentials
+from pipelines.config.address import check_address
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,6 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         check_fields("tracking", self, patience=0)
-        check_credentials(self.uri)
         check_address(self.uri, "tracking.uri")
         if self.experiment and not self.experiment.strip():
             raise UserError("tracking.experiment is blank: name an MLflow experiment")

@@ -62,6 +62,15 @@ def test_an_impossible_address_is_refused(uri: str, remedy: str, monkeypatch: py
         TrackingConfig().located()
 
 
+def test_a_password_whose_end_is_hidden_is_refused_where_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "postgresql://me:pa?ss@host/db"
+    with pytest.raises(UserError, match=r"the name or password in tracking\.uri has a character that hides its end"):
+        TrackingConfig(uri=uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UserError, match="the name or password in MLFLOW_TRACKING_URI has a character that hides its"):
+        TrackingConfig().located()
+
+
 def test_what_mlflow_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = ("", "databricks", "databricks://profile", "http://me:secret@host:5000/x", "https://host/mlflow")
     databases = ("sqlite:////runs/mlflow.db", "sqlite+pysqlite:////x.db", "postgresql+psycopg://me:secret@db/mlflow")
