@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import killing
 from pipelines.prepare import PrepareConfig, prepare
-from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.metrics_file import Record, read_records
 from pipelines.train import main
 from tests.mlflow_server import Server, serve
 from tests.s3_server import uri_in_bucket
@@ -111,6 +111,16 @@ def forget(folder: Path, *steps: int) -> None:
     """Remove checkpoints, as if the run had been killed before it wrote them."""
     for step in steps:
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}")
+
+
+def records_with(folder: Path, metric: str) -> list[Record]:
+    """A run's records that have this metric."""
+    return [record for record in read_records(folder / "metrics.jsonl") if metric in record.metrics]
+
+
+def values_of(folder: Path, metric: str) -> list[float]:
+    """The values of one metric of a run, in the order of its steps."""
+    return [record.metrics[metric] for record in records_with(folder, metric)]
 
 
 def curve(folder: Path) -> list[tuple[int, dict[str, float]]]:

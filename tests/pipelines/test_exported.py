@@ -24,10 +24,10 @@ from data_prep.store import SegmentStore
 from pipelines import embed, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
-from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train_main
 from studies import continuations, tokens
 from tests.small_corpus import contents
+from tests.small_runs import values_of
 
 pytestmark = pytest.mark.usefixtures("short_documents")
 
@@ -124,9 +124,7 @@ def test_a_tuned_export_scores_as_in_trainer_and_is_trained_further(
     words = [str(tmp_path / "tuned"), "--run", "more", "--root", str(tmp_path / "runs"), "--data.store", str(store)]
     still = ["--optim.lr", "0", "--optim.weight-decay", "0", "--steps", "1", "--validate-every", "1"]
     train_main([*words, *still, "--validate-tokens", "0", *HERE])
-    records = read_records(tmp_path / "runs" / "more" / "metrics.jsonl")
-    name = "validation/bits_per_token"
-    begun = [record.metrics[name] for record in records if name in record.metrics]
+    begun = values_of(tmp_path / "runs" / "more", "validation/bits_per_token")
     assert begun == [pytest.approx(bits_of(tmp_path / "validation"), rel=1e-5)]
 
 

@@ -39,7 +39,7 @@ from pipelines.training.scoring import score_split
 from pipelines.training.world import World
 from recur_models.losses import labelled_cross_entropy
 from tests.small_corpus import contents
-from tests.small_runs import TINY, curve, forget, without_run_name
+from tests.small_runs import TINY, curve, forget, records_with, values_of, without_run_name
 from tests.small_task import Task
 from tune_spaces import combine
 
@@ -121,12 +121,11 @@ alone = pytest.mark.xdist_group("runs of labels")
 @alone
 @pytest.mark.long
 def test_a_task_is_learned(runs: Runs) -> None:
-    records = read_records(runs.learned / "metrics.jsonl")
-    assert records[0].metrics["train/error_rate"] > 0.2
-    assert [r.metrics["train/error_rate"] for r in records if "train/error_rate" in r.metrics][-1] == 0
-    last = [r.metrics for r in records if "validation/error_rate" in r.metrics][-1]
+    errors = values_of(runs.learned, "train/error_rate")
+    assert errors[0] > 0.2 and errors[-1] == 0
+    last = records_with(runs.learned, "validation/error_rate")[-1].metrics
     assert last["validation/error_rate"] == 0 and last["validation/bits_per_token"] < 0.1
-    assert not [key for record in records for key in record.metrics if "byte" in key]
+    assert not [key for _, metrics in curve(runs.learned) for key in metrics if "byte" in key]
     assert "0.00% errors" in runs.shown
 
 
@@ -160,8 +159,8 @@ def test_runs_of_labels_are_compared_by_their_error_rates(
 ) -> None:
     compare.main([str(runs.learned), str(runs.early), "--output", str(tmp_path)])
     assert "errors" in capsys.readouterr().out
-    records = [r for r in read_records(runs.early / "metrics.jsonl") if "validation/error_rate" in r.metrics]
-    fewest = min(records, key=lambda record: record.metrics["validation/error_rate"])
+    validated = records_with(runs.early, "validation/error_rate")
+    fewest = min(validated, key=lambda record: record.metrics["validation/error_rate"])
     with open(tmp_path / "comparison.csv", newline="") as file:
         compared = {row["run"]: row for row in csv.DictReader(file)}
     assert float(compared["learned"]["best_error_rate"]) == 0 and "best_bits_per_byte" not in compared["learned"]

@@ -30,11 +30,10 @@ from data_prep.verification import verify_split
 from pipelines.checkpoints import run_folder
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.prepare import PrepareConfig, prepare
-from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main as train
 from tests.s3_server import ENVIRONMENT, publish
 from tests.small_corpus import contents
-from tests.small_runs import TINY
+from tests.small_runs import TINY, values_of
 
 pytest.importorskip("moto", reason="the S3 server of the tests is in the extra dev")
 
@@ -80,14 +79,8 @@ def test_prepared_from_s3_to_s3_after_a_kill_and_trained_from(
     run = ["--root", str(tmp_path / "runs"), "--steps", "3", "--validate-every", "2"]
     train([*TINY, *run, "--data.store", bucket("store"), "--run", "s3"])
     train([*TINY, *run, "--data.store", local.store, "--run", "local"])
-    metrics = [
-        [
-            record.metrics.get("train/bits_per_token")
-            for record in read_records(tmp_path / "runs" / name / "metrics.jsonl")
-        ]
-        for name in ("s3", "local")
-    ]
-    assert metrics[0] == metrics[1] and any(metrics[0])
+    ours, theirs = (values_of(tmp_path / "runs" / name, "train/bits_per_token") for name in ("s3", "local"))
+    assert len(ours) == 3 and ours == theirs
 
 
 def test_where_to_look_opens_there(

@@ -36,11 +36,12 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
 from pipelines.inference.trained import find_checkpoint
-from pipelines.tracking.metrics_file import MetricsFile, Record, read_records
+from pipelines.tracking.metrics_file import MetricsFile, Record
 from pipelines.training.progress import messages_into_log, show_progress
 from pipelines.training.world import World
 from tests.ordinary_user import let_all_read, ordinary_user
 from tests.small_corpus import contents, flip
+from tests.small_runs import records_with
 from tests.waiting import wait_until
 
 Train = Callable[..., Path]
@@ -140,12 +141,8 @@ class TestPolicy:
         folder = train("--checkpoint.best-by", by, "--validate-every", "5")
         for path in folder.glob("checkpoints/step-*/checkpoint.json"):
             validation = json.loads(path.read_text())["validation"]
-            (logged,) = (
-                r.metrics
-                for r in read_records(folder / "metrics.jsonl")
-                if r.step == validation["step"] and by in r.metrics
-            )
-            assert validation["best_by"] == logged[by] != validation["bits_per_token"]
+            (logged,) = (record.metrics[by] for record in records_with(folder, by) if record.step == validation["step"])
+            assert validation["best_by"] == logged != validation["bits_per_token"]
         kinds = [
             {"bits_per_token": 2.0, "best_by": 0.1},
             {"bits_per_token": 1.0, "best_by": 0.2},

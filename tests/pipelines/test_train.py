@@ -41,18 +41,15 @@ from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
 from recur_models import StaircaseConfig, clear, health
 from tests.small_corpus import contents, flip, words
-from tests.small_runs import TINY, curve, forget, without_run_name
+from tests.small_runs import TINY, curve, forget, records_with, values_of, without_run_name
 
 Train = Callable[..., Path]
 
 
 def test_a_run_writes_its_metrics_and_checkpoints(train: Train) -> None:
     folder = train()
-    steps = [
-        record.step for record in read_records(folder / "metrics.jsonl") if "train/bits_per_token" in record.metrics
-    ]
-    assert steps == list(range(1, 21))
-    validated = [r for r in read_records(folder / "metrics.jsonl") if "validation/bits_per_token" in r.metrics]
+    assert [record.step for record in records_with(folder, "train/bits_per_token")] == list(range(1, 21))
+    validated = records_with(folder, "validation/bits_per_token")
     assert [record.step for record in validated] == [10, 20]
     assert set(validated[0].metrics) >= {"validation/bits_per_token_states_cleared", "validation/worth_of_states_bits"}
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [f"step-{n:08d}" for n in (10, 15, 20)]
@@ -75,8 +72,7 @@ def test_the_announcement_says_when_the_steps_read_a_small_train_split_often(
 
 
 def test_the_loss_falls(train: Train) -> None:
-    records = read_records(train("--optim.lr", "1e-2", "--steps", "60") / "metrics.jsonl")
-    losses = [record.metrics["train/bits_per_token"] for record in records if "train/bits_per_token" in record.metrics]
+    losses = values_of(train("--optim.lr", "1e-2", "--steps", "60"), "train/bits_per_token")
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
 
 
@@ -157,7 +153,7 @@ def numbers(value: object) -> list[object]:
 
 def test_the_epoch_counts_tokens(train: Train, store: Path) -> None:
     total = SegmentStore.open(store, "text", "train").manifest.totals.tokens
-    points = [r.metrics for r in read_records(train("--steps", "40") / "metrics.jsonl") if "train/epoch" in r.metrics]
+    points = [record.metrics for record in records_with(train("--steps", "40"), "train/epoch")]
     assert [point["train/epoch"] for point in points] == [point["train/tokens"] / total for point in points]
     assert len({point["train/epoch"] for point in points}) == 40  # no staircase
 
@@ -177,14 +173,9 @@ def test_the_speed_leaves_out_saves_and_validation(train: Train) -> None:
         patch.setattr(loop, "validate", slow(loop.validate))
         words = ("--steps", "12", "--log-every", "4", "--checkpoint.every", "6", "--validate-every", "6")
         folder = train(*words)
-    points = [
-        r.metrics["train/tokens_per_second"]
-        for r in read_records(folder / "metrics.jsonl")
-        if "train/epoch" in r.metrics
-    ]
-    assert (
-        len(points) == 3 and min(points) > 4 * 4 * 32 / 1.0
-    )  # four steps of four lanes, in less than one of the pauses
+    speeds = [record.metrics["train/tokens_per_second"] for record in records_with(folder, "train/epoch")]
+    # Four steps of four lanes, in less than one of the pauses.
+    assert len(speeds) == 3 and min(speeds) > 4 * 4 * 32 / 1.0
 
 
 def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +187,8 @@ def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPat
         return metrics(speed, tokens)
 
     monkeypatch.setattr(Speed, "metrics", counting)
-    records = read_records(train("--steps", "8", "--log-every", "4") / "metrics.jsonl")
-    logged = [record.metrics["train/tokens"] for record in records if "train/epoch" in record.metrics]
+    folder = train("--steps", "8", "--log-every", "4")
+    logged = [record.metrics["train/tokens"] for record in records_with(folder, "train/epoch")]
     assert list(itertools.accumulate(counted)) == logged
     assert logged[-1] < 8 * 4 * 32, "documents end within blocks"
 
@@ -245,9 +236,9 @@ def test_without_a_validation_split_it_trains_unvalidated(
     train: Train, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree(store / "text" / "validation")
-    records = read_records(train("--steps", "5") / "metrics.jsonl")
+    folder = train("--steps", "5")
     assert "has no validation split" in capsys.readouterr().out
-    assert not any("validation/bits_per_token" in record.metrics for record in records)
+    assert len(values_of(folder, "train/bits_per_token")) == 5 and not values_of(folder, "validation/bits_per_token")
 
 
 def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,13 +334,9 @@ def test_training_steps_of_one_segment_read_what_half_as_many_of_two_read(train:
     words = ("--optim.lr", "0", "--data.lanes", "1", "--model.dropout", "0", "--schedule.name", "constant")
     once = train(*words, "--data.segment-length", "32", "--steps", "24", "--log-every", "2", name="once")
     twice = train(*words, "--data.segment-length", "64", "--steps", "12", "--log-every", "1", name="twice")
-
-    def losses(folder: Path) -> list[float]:
-        points = (record.metrics for record in read_records(folder / "metrics.jsonl"))
-        return [point["train/bits_per_token"] for point in points if "train/bits_per_token" in point]
-
-    assert len(losses(once)) == 12
-    np.testing.assert_allclose(losses(once), losses(twice), rtol=1e-5)
+    ours, theirs = (values_of(folder, "train/bits_per_token") for folder in (once, twice))
+    assert len(ours) == 12
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("short_documents")
@@ -709,8 +696,8 @@ def test_checkpoints_hold_no_pickle(train: Train) -> None:
 
 
 def test_the_health_of_the_recurrence_is_logged(train: Train) -> None:
-    records = read_records(train("--steps", "6") / "metrics.jsonl")
-    points = [record.metrics for record in records if "train/bits_per_token" in record.metrics]
+    points = [record.metrics for record in records_with(train("--steps", "6"), "train/bits_per_token")]
+    assert len(points) == 6
     for name in ("state_share", "gate_openness", "state_change"):
         assert all(0 < point[f"recurrence/{name}"] < 10 for point in points)
 
@@ -724,13 +711,9 @@ def test_a_state_whose_clearing_costs_nothing_is_told_of_when_validation_has_sho
         run = train("--steps", "14", "--log-every", "1", "--validate-every", "4")
     told = [line for line in capsys.readouterr().out.splitlines() if "ignore its recurrent State" in line]
     assert len(told) == 1 and told[0].startswith("step 13:") and "clearing it changes validation by" in told[0]
-    records = [
-        record for record in read_records(run / "metrics.jsonl") if "validation/bits_per_token" in record.metrics
-    ]
-    newest = [record.metrics["validation/worth_of_states_bits"] for record in records[-2:]]
-    assert (
-        Checkpoint.open(run / "checkpoints/step-00000014").meta["worths"] == newest
-    )  # which a resumed run continues with
+    newest = values_of(run, "validation/worth_of_states_bits")[-2:]
+    # A resumed run continues with them.
+    assert Checkpoint.open(run / "checkpoints/step-00000014").meta["worths"] == newest
 
 
 def test_a_model_that_ignores_its_state_is_told_of(
@@ -761,8 +744,8 @@ def test_the_worth_is_seen_where_many_documents_are_validated(
 ) -> None:
     """60 documents of some ten segments: 800 tokens would be a block of each."""
     validated_on(make_config, text_folder, 60, 60)
-    records = read_records(train("--validate-tokens", "800", "--optim.lr", "1e-2") / "metrics.jsonl")
-    worths = [r.metrics["validation/worth_of_states_bits"] for r in records if "validation/bits_per_token" in r.metrics]
+    folder = train("--validate-tokens", "800", "--optim.lr", "1e-2")
+    worths = values_of(folder, "validation/worth_of_states_bits")
     assert len(worths) == 2 and all(abs(worth) > 1e-6 for worth in worths)
 
 
@@ -815,8 +798,7 @@ def test_a_worth_that_cannot_be_seen_is_neither_told_nor_warned_of(
     validated_on(make_config, text_folder, 60, 3)  # none is as long as a segment
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(health, "MIN_WORTH", 1e9)
-        records = read_records(train() / "metrics.jsonl")
-    validated = [record.metrics for record in records if "validation/bits_per_token" in record.metrics]
+        validated = [record.metrics for record in records_with(train(), "validation/bits_per_token")]
     assert len(validated) == 2
     assert not {"validation/worth_of_states_bits", "validation/bits_per_token_states_cleared"} & validated[0].keys()
     assert "ignore its recurrent State" not in capsys.readouterr().out

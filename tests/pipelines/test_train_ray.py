@@ -28,11 +28,10 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import elastic, ray_session
 from pipelines.cluster.ray_train import reservations
-from pipelines.tracking.metrics_file import read_records
 from pipelines.train import main
 from tests.ray_processes import Meanwhile, of_ray
 from tests.small_corpus import flip
-from tests.small_runs import TINY
+from tests.small_runs import TINY, records_with, values_of
 from tests.waiting import wait_until
 
 Train = Callable[..., Path]
@@ -41,8 +40,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def losses(folder: Path) -> list[float]:
-    records = read_records(folder / "metrics.jsonl")
-    return [r.metrics["train/bits_per_token"] for r in records if "train/bits_per_token" in r.metrics]
+    return values_of(folder, "train/bits_per_token")
 
 
 @pytest.fixture
@@ -308,9 +306,7 @@ def test_a_late_session_and_the_whole_run_killed_and_the_same_command_again(
     assert f"resumes from step {killed}" in capsys.readouterr().out
     assert not (folder / ".ray").exists()
     assert before in (None, json.loads(noted.read_text())["run_id"])
-    assert [r.step for r in read_records(folder / "metrics.jsonl") if "train/bits_per_token" in r.metrics] == list(
-        range(1, 61)
-    )
+    assert [record.step for record in records_with(folder, "train/bits_per_token")] == list(range(1, 61))
 
     from mlflow import MlflowClient
 

@@ -20,7 +20,6 @@ from PIL import Image
 from common.errors import UserError
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
-from pipelines.tracking.metrics_file import read_records
 from pipelines.training import scoring
 from pipelines.training.jobs import Job, JobRecord, run_jobs
 from studies import paper
@@ -32,6 +31,7 @@ from studies.papers.tables import BY_WORD, COSTS, PARAMETERS, Column, Data, Row,
 from studies.papers.trainings import StudyFolder
 from tests.shared_data import need
 from tests.small_corpus import flip
+from tests.small_runs import values_of
 
 ALL = [(name, table) for name, tables in PAPERS.items() for table in tables]
 
@@ -403,8 +403,7 @@ def test_the_best_seed_is_that_of_the_validation(
     validated = []
     for seed in (0, 1):
         (folder,) = (tmp_path / "two").glob(f"small-slide*seed-{seed}")
-        values = [record.metrics.get("validation/bits_per_token") for record in read_records(folder / "metrics.jsonl")]
-        validated += [value for value in values if value is not None]
+        validated += values_of(folder, "validation/bits_per_token")
     assert len(validated) == 2 and row["best"] == row["ours"][validated.index(min(validated))]
 
 
@@ -414,10 +413,7 @@ def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[
     first = make("one", *words)
     folders = {folder.name: folder for folder in (tmp_path / "one").glob("small-slide*seed-0")}
     assert first["done"][:2] == [f"train {name}" for name in sorted(folders, key=len)]  # lr-0.1 is in the longer name
-    validated = {}
-    for name, folder in folders.items():
-        values = [record.metrics.get("validation/bits_per_token") for record in read_records(folder / "metrics.jsonl")]
-        validated[name] = next(value for value in reversed(values) if value is not None)
+    validated = {name: values_of(folder, "validation/bits_per_token")[-1] for name, folder in folders.items()}
     best = min(validated, key=lambda name: validated[name])
     assert len(folders) == 2 and first["runs"]["slide"] == [best]
     both = make("one", *words, "--seeds", "0", "1")
