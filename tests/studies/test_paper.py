@@ -545,26 +545,28 @@ def test_two_models_are_compared_token_by_token_once_both_are_trained(
     assert paper.main(["mine", "table-1", *where]) == 1
 
 
-def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
+def test_a_training_of_another_preset_or_store_is_not_taken_for_the_rows(
     make: Callable[..., dict[str, Any]],
     make_config: Callable[..., PrepareConfig],
     text_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     make("one", "--only", "rec")
-    preset = PRESETS["small-rec"]  # which has changed since
-    monkeypatch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
-    with pytest.raises(UserError, match=r"was trained with optim.lr=0.002, and this command says 1.0"):
-        make("one")
-    monkeypatch.setitem(PRESETS, "small-rec", preset)
+    preset = PRESETS["small-rec"]
+    with monkeypatch.context() as patch:  # the preset has changed since
+        patch.setitem(PRESETS, "small-rec", replace(preset, optim=replace(preset.optim, lr=1.0)))
+        with pytest.raises(UserError, match=r"was trained with optim.lr=0.002, and this command says 1.0"):
+            make("one")
     (text_folder / "train/more.txt").write_text("one more document\n")
     prepare(make_config(store=str(tmp_path / "stores/bytes"), overwrite=True))
     with pytest.raises(UserError, match=r"was trained on another store than .*: name another --root, or remove"):
         make("one", "--only", "rec")
-    monkeypatch.setattr(paper, "run_jobs", list)
-    for words, said in (
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
         (["today", "table-1", "--rates", "0.1", "0.1"], r"--rates are \(0.1, 0.1\): give learning rates above 0"),
         (["today", "table-1", "--only", "mamba2", "--set", "model.householders=2"], "no layer reads it: name delta"),
         (["today", "table-1", "--rates", "0.1", "--set", "optim.lr=1"], "--rates and --set optim.lr"),
@@ -586,10 +588,14 @@ def test_another_run_of_the_name_and_what_cannot_be_read_are_told_of(
         (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
         (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is neither a folder"),
         (["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"], "prepare pg19, .* failed: .* says why"),
-    ):
-        with pytest.raises(UserError, match=said):
-            paper.main([*words, "--root", str(tmp_path / "none")])
-    assert capsys.readouterr()
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper, "run_jobs", list)  # every job of preparing fails
+    with pytest.raises(UserError, match=sentence):
+        paper.main([*words, "--root", str(tmp_path)])
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
