@@ -178,8 +178,7 @@ def test_each_metric_has_its_own_best() -> None:
 def test_an_evaluation_that_came_later_is_no_training_time(tmp_path: Path) -> None:
     folder = small_sweep(tmp_path / "sweep", 2)
     trial = folder / "trials/000"
-    config = {"run": "sweep/trials/000", "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
-    (trial / "config.json").write_text(json.dumps(config))
+    write_config(trial, "sweep/trials/000")
     before = read_sweep(folder).trials[0].spans, run_of_folder(trial).curve(TOKEN)
     last = json.loads((trial / "metrics.jsonl").read_text().splitlines()[-1])
     for seconds in (30, 86_400):
@@ -233,7 +232,8 @@ def test_steps_that_are_swept_stand_beside_those_that_were_made(
     sweep = read_sweep(folder)
     assert [(row["steps"], row["steps_asked"]) for row in trial_rows(sweep)] == [(600, 90_000)] * 2
     print_trials(sweep)
-    assert "90000" in (out := capsys.readouterr().out) and "600" in out
+    out = capsys.readouterr().out
+    assert "90000" in out and "600" in out
 
 
 def test_a_sweep_that_cannot_be_written_to_is_compared_all_the_same(
@@ -241,8 +241,7 @@ def test_a_sweep_that_cannot_be_written_to_is_compared_all_the_same(
 ) -> None:
     folder = small_sweep(tmp_path / "sweep", 2)
     for trial in (folder / "trials").iterdir():
-        config = {"run": trial.name, "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
-        (trial / "config.json").write_text(json.dumps(config))
+        write_config(trial, trial.name)
 
     def refuse(folder: Path) -> list[Path]:
         raise PermissionError(13, "Permission denied", str(folder / "report"))
@@ -253,11 +252,16 @@ def test_a_sweep_that_cannot_be_written_to_is_compared_all_the_same(
     assert "sweep/000" in out and f"warning: no report of the sweep sweep: {folder}/report: Permission denied" in error
 
 
+def write_config(folder: Path, run: str) -> None:
+    """The config.json of a run, as far as it is read to compare it."""
+    config = {"run": run, "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def named_run(folder: Path, name: str) -> None:
     """A run's folder as `pipelines.train` leaves it, as far as it is compared: a point of its curve."""
     (folder / name).mkdir(parents=True)
-    config = {"run": name, "model": {"name": "rec"}, "data": {"store": "nowhere", "corpus": "text"}}
-    (folder / name / "config.json").write_text(json.dumps(config))
+    write_config(folder / name, name)
     line = {"step": 10, "time": 1, "metrics": {"train/tokens": 100.0, TOKEN: 4.0}}
     (folder / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
