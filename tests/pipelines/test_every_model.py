@@ -22,10 +22,12 @@ from pipelines.reports.sweep_report import report_sweep
 from tests.pipelines.test_processes import FAMILY
 from tests.ray_sweeps import Here
 from tests.small_corpus import contents
-from tests.small_runs import curve, forget, without_run_name
+from tests.small_runs import curve, forget, values_of, without_run_name
 
 Train = Callable[..., Path]
 every_model = pytest.mark.parametrize("model", MODELS)
+CACHES_ALONE = {"slide", "xl", "transformer-xl", "universal-transformer", "gpt2", "llama"}
+"""Models whose State is cached keys and values: there is nothing whose worth a validation could show."""
 
 
 def test_every_model_is_here() -> None:
@@ -47,6 +49,7 @@ def test_killed_and_begun_again_it_is_the_same_bit_for_bit(model: str, train_mod
     lanes, _ = Checkpoint.open(last).lanes(0, 4)
     carried = [name for name in lanes if name.startswith("state/")]
     assert carried and any(lanes[name].any() for name in carried)
+    assert bool(values_of(run, "validation/worth_of_states_bits")) == (model not in CACHES_ALONE)
     forget(run, 6)
     train_model(model, *words)
     assert without_run_name(contents(last)) == files and curve(run) == metrics

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from recur_models import MODELS, MemorizingConfig, RecConfig, SlideConfig, Stair
 from studies.papers import staircase
 from studies.papers.block_recurrent import PAPER_PRESETS, SCALES, TOKENS_PER_STEP
 from studies.state_tracking import MODELS as STATE_TRACKING_MODELS
-from tests.small_corpus import contents
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -174,29 +172,6 @@ def test_a_step_of_each_model_of_a_task_on_programs(tmp_path: Path) -> None:
         records = read_records(tmp_path / "runs" / name / "metrics.jsonl")
         # Ten labels or more. A model that knows nothing and guesses one of ten values has four right in 1 % of draws.
         assert 0.6 < records[0].metrics["train/error_rate"] <= 1, name
-
-
-WORDS = shlex.split("""
-    small-memorizing --model.layers 2 --model.memory-layer 2 --model.memory 32 --model.top-k 4 --model.d-model 16
-    --model.heads 2 --model.head-dim 8 --model.mlp-dim 32 --model.window 8 --data.lanes 4 --data.segment-length 16
-    --steps 12 --log-every 1 --validate-every 6 --validate-tokens 200 --checkpoint.every 6
-    --tracking.backend none --num-workers 0 --use-gpu no
-""")
-
-
-def test_a_memory_goes_through_a_checkpoint_and_its_worth_is_logged(store: Path, tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-
-    def train(name: str) -> dict[str, bytes]:
-        main([*WORDS, "--data.store", str(store), "--root", str(root), "--run", name])
-        files = contents(root / name / "checkpoints" / "step-00000012")
-        return {file: data for file, data in files.items() if not file.endswith(".json")}
-
-    whole = train("whole")
-    train("halves")
-    shutil.rmtree(root / "halves" / "checkpoints" / "step-00000012")
-    assert train("halves") == whole
-    assert "validation/worth_of_states_bits" in (root / "whole" / "metrics.jsonl").read_text()
 
 
 def test_the_small_tasks_compare_equal_parameters() -> None:
