@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from pipelines.reports.sweep_result import Trial
@@ -50,6 +51,9 @@ class Here:
         return self.sweep
 
 
+Make = Callable[..., Here]
+"""The fixture `here`: a sweep of a space with further words."""
+GRID = ("optim.lr=1e-3,1e-2", "--search", "grid", "--scheduler", "none", "--model.dropout", "0")
 ASHA = ("optim.lr=1e-7,1e-6,3e-3,1e-2", "--search", "grid", "--validate-every", "2", "--rung-tokens", "512")
 
 
