@@ -12,18 +12,14 @@ from ray import tune as ray_tune
 from ray.tune.stopper import Stopper
 
 from common.errors import UserError
-from common.uris import PlaceError
-from data_prep.manifest import MissingSplit, StoreError
 from pipelines import train as training
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.saving import SaveError
 from pipelines.reports.sweep_result import Trial, read_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.scheduling import Keys
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial import POINTER
-from pipelines.sweeps.trial_loop import outcome_of
 from pipelines.sweeps.tuner import Watch
 from pipelines.training.stopping import Stop
 from tests.ray_sweeps import ASHA, GRID, Killed, Make, ends, results
@@ -223,13 +219,6 @@ def test_an_exploit_that_draws_the_same_values_again_is_recorded_once(here: Make
     watch.on_trial_start(1, [], TuneTrial(worse, pointer))  # its actor died, and starts again from the same checkpoint
     assert worse.exploited == copied and worse.best
     assert SweepRecord(here(*PBT).sweep).sweep.trials[worse.id].exploited == copied
-
-
-@pytest.mark.parametrize(
-    "error", [MissingSplit("gone"), StoreError("damaged"), PlaceError("no bucket"), SaveError("full")]
-)
-def test_a_trial_whose_surroundings_fail_is_trained_again(error: UserError) -> None:
-    assert outcome_of(error) == "retryable" and outcome_of(UserError("its config")) == "failed"
 
 
 @pytest.mark.ray

@@ -1,4 +1,4 @@
-"""A trial's loop, which waits at each metric for its driver's word. In this process, without Ray."""
+"""A trial's loop, which waits at each metric for its driver's word, and how a trial ends by its error. Without a Ray session."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from common.errors import UserError
+from common.uris import PlaceError
+from data_prep.manifest import MissingSplit, StoreError
 from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.checkpoints.saving import SaveError
+from pipelines.config.dotted import with_fields
 from pipelines.config.run import TrainConfig
 from pipelines.presets import PRESETS
-from pipelines.sweeps.trial_loop import TrialLoop, known_metrics
+from pipelines.sweeps.trial_loop import TrialLoop, known_metrics, outcome_of
 from pipelines.terminal import cli
+from pipelines.training.world import World
 from tests.small_runs import TINY
 
 METRIC, CPU = "validation/bits_per_token", torch.device("cpu")
@@ -55,3 +61,25 @@ def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, 
     (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         wait(TrialLoop(config, METRIC, CPU))
+
+
+def test_a_trial_fails_for_a_users_error_alone(config: TrainConfig, tmp_path: Path) -> None:
+    """Whatever else ends it is raised: the sweep starts it again."""
+    from pipelines.sweeps.trial import train_trial  # imports Ray
+
+    diverging = with_fields(config, {"run": "diverging", "optim.lr": 1e38, "optim.max_grad_norm": 0.0})
+    outcome, said = train_trial(diverging, World.alone(), lambda: False)
+    assert outcome == "failed" and "lower optim.lr" in said
+    missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
+    outcome, said = train_trial(missing, World.alone(), lambda: False)
+    assert outcome == "retryable" and "nowhere" in said
+    (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        train_trial(config, World.alone(), lambda: False)
+
+
+@pytest.mark.parametrize(
+    "error", [MissingSplit("gone"), StoreError("damaged"), PlaceError("no bucket"), SaveError("full")]
+)
+def test_a_trial_whose_surroundings_fail_is_trained_again(error: UserError) -> None:
+    assert outcome_of(error) == "retryable" and outcome_of(UserError("its config")) == "failed"
