@@ -51,19 +51,9 @@ def trials(root: Path, name: str = "sweep") -> list[dict[str, Any]]:
 def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlflow(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "--search",
-        "grid",
-        "--num-cpus",
-        "2",
-        "--optim.max-grad-norm",
-        "0",
-        "--steps",
-        "120",
-        "--validate-every",
-        "20",
-    ]
-    argv = command("optim.lr=4e-3,1e38,1e-8", *words, "--rung-tokens", "2560", *TRACKED)
+    words = ["--search", "grid", "--num-cpus", "2", "--optim.max-grad-norm", "0", "--steps", "120"]
+    words += ["--validate-every", "20", "--rung-tokens", "2560"]
+    argv = command("optim.lr=4e-3,1e38,1e-8", *words, *TRACKED)
     sweep = tmp_path / "runs" / "sweep"
 
     def ask_to_stop() -> None:
@@ -83,20 +73,19 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
     ended = {trial["id"]: trial for trial in trials(tmp_path)}
     assert [trial["status"] for trial in ended.values()] == ["finished", "finished", "failed", "stopped"]
     assert "asha stopped it" in ended["003"]["reason"] and "the loss became" in ended["002"]["reason"]
+    check_mlflow(sweep, ended)
 
+
+def check_mlflow(sweep: Path, ended: dict[str, dict[str, Any]]) -> None:
+    """The sweep is one parent, and each of its trials a child with its end and every point of its curves once."""
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
-    runs = {
-        str(run.info.run_name): run
-        for run in client.search_runs([e.experiment_id for e in client.search_experiments()])
-    }
+    client = MlflowClient(f"sqlite:///{sweep.parent / 'mlflow.db'}")
+    found = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    runs = {str(run.info.run_name): run for run in found}
     parent = runs.pop("sweep")
-    assert (
-        parent.info.status == "FINISHED"
-        and parent.data.tags["winner.trial"]
-        == json.loads((tmp_path / "runs" / "sweep" / "best.json").read_text())["trial"]
-    )
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["winner.trial"] == json.loads((sweep / "best.json").read_text())["trial"]
     assert sorted(runs) == [f"sweep/trials/{name}" for name in ended]
     statuses = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
     for name, trial in ended.items():
@@ -106,7 +95,7 @@ def test_two_at_a_time_stopped_and_again_with_one_parent_and_all_children_in_mlf
         assert run.data.tags.get("trial.reason", "") == trial["reason"]
         expected = {
             (record.step, key, value)
-            for record in read_records(tmp_path / "runs" / "sweep" / "trials" / name / "metrics.jsonl")
+            for record in read_records(sweep / "trials" / name / "metrics.jsonl")
             for key, value in record.metrics.items()
             if key.endswith("bits_per_token")
         }
