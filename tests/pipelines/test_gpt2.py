@@ -126,35 +126,19 @@ def test_recurrence_is_scored_at_its_own_overlap_unless_asked(train_model: Calla
 def test_weights_of_another_vocabulary_are_a_users_error(pretrained: Path, store: Path, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 32}
     GPT2LMHeadModel(GPT2Config(vocab_size=300, **sizes)).save_pretrained(pretrained)
-    words = [
-        *WORDS,
-        "--data.store",
-        str(store),
-        "--root",
-        str(tmp_path / "runs"),
-        "--model.pretrained",
-        str(pretrained),
-    ]
+    where = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--model.pretrained", str(pretrained)]
     with pytest.raises(UserError, match=r"has 257 ids, and .* of 300: prepare the store"):
-        main(words)
+        main([*WORDS, *where])
 
 
 @pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_a_sweep_of_windows_overlaps_and_the_layer_that_reads(pretrained: Path, store: Path, tmp_path: Path) -> None:
-    where = [
-        "--data.store",
-        str(store),
-        "--root",
-        str(tmp_path),
-        "--run",
-        "sweep",
-        "--model.pretrained",
-        str(pretrained),
-    ]
+    where = ["--data.store", str(store), "--root", str(tmp_path), "--run", "sweep"]
     space = "model.window=12,16+model.overlap=4,8+model.insert_layer=0,1,2"
-    words = ["--preset", *WORDS, "--search", "grid", "--scheduler", "none", "--baseline", "no"]
+    words = ["--preset", *WORDS, "--model.pretrained", str(pretrained)]
+    words += ["--search", "grid", "--scheduler", "none", "--baseline", "no"]
     sweep = Here([space, *words, *where, "--data.segment-length", "24", "--num-workers", "1"]).run()
     fields = ["model.window", "model.overlap", "model.insert_layer"]
     tried = {tuple(trial.values[field] for field in fields) for trial in sweep.trials.values()}

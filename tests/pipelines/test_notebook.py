@@ -65,17 +65,8 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def download(uri: str, model: str, folder: Path) -> Path:
     """By MLflow's own command."""
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "artifacts",
-        "download",
-        "--artifact-uri",
-        model,
-        "--dst-path",
-        str(folder),
-    ]
+    where = ["--artifact-uri", model, "--dst-path", str(folder)]
+    command = [sys.executable, "-m", "mlflow", "artifacts", "download", *where]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": uri, "MLFLOW_DISABLE_TELEMETRY": "true"}
     subprocess.run(command, check=True, capture_output=True, env=environment)
     return next(path.parent for path in folder.rglob("config.json"))
@@ -130,17 +121,8 @@ def notebook(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Notebo
     tracking = TrackingConfig(uri=server.uri, experiment="notebook", system_metrics="off")
     parent = Tracker.start(tracking, root, root / "sweep", "sweep", {"space": "lr"}, {"stage": "sweep"})
     wait_until(lambda: parent.run_id)
-    where = [
-        "--data.store",
-        str(store),
-        "--root",
-        str(root),
-        "--tracking.backend",
-        "mlflow",
-        "--tracking.uri",
-        server.uri,
-    ]
-    where += ["--tracking.experiment", "notebook", "--tracking.system-metrics", "off"]
+    where = ["--data.store", str(store), "--root", str(root), "--tracking.backend", "mlflow"]
+    where += ["--tracking.uri", server.uri, "--tracking.experiment", "notebook", "--tracking.system-metrics", "off"]
 
     def train(name: str, *words: str) -> Path:
         train_run([*TINY, *where, "--validate-tokens", "0", "--checkpoint.keep", "2", "--run", name, *words])

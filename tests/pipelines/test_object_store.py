@@ -274,19 +274,8 @@ def test_credentials_in_a_uri_are_in_no_record(
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     uri = f"s3://testing:testing-secret@books/credentials?endpoint_override={endpoint}&scheme=http"
     prepare(make_config(store=uri))
-    words = [
-        "--root",
-        str(tmp_path / "runs"),
-        "--steps",
-        "2",
-        "--validate-every",
-        "0",
-        "--data.store",
-        uri,
-        "--run",
-        "s3",
-    ]
-    train([*TINY, *words, "--tracking.backend", "none"])
+    where = ["--data.store", uri, "--root", str(tmp_path / "runs"), "--run", "s3"]
+    train([*TINY, *where, "--steps", "2", "--validate-every", "0", "--tracking.backend", "none"])
     output = capfd.readouterr()
     assert "s3://books/credentials" in output.out and "testing-secret" not in output.out + output.err
     written = {**contents(tmp_path / "runs"), **objects(uri)}

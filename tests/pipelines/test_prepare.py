@@ -55,17 +55,8 @@ def test_command_line(make_config, capsys: pytest.CaptureFixture[str]) -> None:
     table = {
         line.split()[0]: line.split() for line in out.splitlines() if line and line.split()[0] in ("split", "train")
     }
-    assert table["split"] == [
-        "split",
-        "documents",
-        "skipped",
-        "bytes",
-        "words",
-        "tokens",
-        "bytes/token",
-        "tokens/word",
-        "files/ids",
-    ]
+    headings = "split documents skipped bytes words tokens bytes/token tokens/word files/ids"
+    assert " ".join(table["split"]) == headings
     assert table["train"][1:3] == ["6", "1"]
     assert not list(make_config().folder.rglob("*.tmp")) and not list(make_config().folder.rglob("ledger"))
 

@@ -24,17 +24,10 @@ PAIRS = [f"{name.removeprefix('--')}={value}" for name, value in zip(TINY[1::2],
 
 
 def words(text_folder: Path, root: Path, *more: str, steps: int = 4) -> list[str]:
-    given = [
-        "--source",
-        str(text_folder),
-        "--corpus",
-        "text",
-        "--store",
-        str(root / "store"),
-        "--root",
-        str(root / "runs"),
-    ]
-    return ["small-rec", *given, "--set", *PAIRS, f"steps={steps}", "validate_every=0", "checkpoint.every=2", *more]
+    text = ["--corpus", "text", "--source", str(text_folder)]
+    where = ["--store", str(root / "store"), "--root", str(root / "runs")]
+    pairs = [*PAIRS, f"steps={steps}", "validate_every=0", "checkpoint.every=2"]
+    return ["small-rec", *text, *where, "--set", *pairs, *more]
 
 
 @pytest.mark.long

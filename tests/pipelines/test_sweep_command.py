@@ -162,17 +162,8 @@ def test_after_a_sweep_a_notebooks_own_tuner_is_heard(store: Path, tmp_path: Pat
 
 
 def test_every_preset_gets_what_was_typed_though_it_is_one_presets_own() -> None:
-    words = [
-        "preset=small-rec,demo-rec",
-        "--preset",
-        "small-rec",
-        "--data.corpus",
-        "text",
-        "--optim.lr=0.002",
-        "--run",
-        "x",
-    ]
-    config = read_command(words)
+    typed = ["--data.corpus", "text", "--optim.lr=0.002"]
+    config = read_command(["preset=small-rec,demo-rec", "--preset", "small-rec", *typed, "--run", "x"])
     assert config.typed == ("data.corpus", "optim.lr")
     for name in ("small-rec", "demo-rec"):
         run = config.run_with({"preset": name})
