@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from pipelines.config.run import DataConfig, OptimConfig
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
-from pipelines.training import loop
+from pipelines.training import loop, utilisation
 from pipelines.training.optim import build_optimizer
 from pipelines.training.restoring import restore_lanes, seed_dropout
 from pipelines.training.utilisation import Speed
@@ -148,23 +149,27 @@ def test_the_epoch_counts_tokens(train: Train, store: Path) -> None:
 
 
 def test_the_speed_leaves_out_saves_and_validation(train: Train) -> None:
-    def slow(function: Callable[..., object]) -> Callable[..., object]:
-        pauses = [1.0]  # the first time
+    """By a clock that each of them sets forward by 1,000 s."""
+    ahead = 0.0
 
+    def slow(function: Callable[..., object]) -> Callable[..., object]:
         def slowly(*args: object, **kwargs: object) -> object:
-            time.sleep(pauses.pop() if pauses else 0)
+            nonlocal ahead
+            ahead += 1000.0
             return function(*args, **kwargs)
 
         return slowly
 
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + ahead)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilisation, "time", clock)
         patch.setattr(Saver, "save", slow(Saver.save))
         patch.setattr(loop, "validate", slow(loop.validate))
         words = ("--steps", "12", "--log-every", "4", "--checkpoint.every", "6", "--validate-every", "6")
         folder = train(*words)
     speeds = [record.metrics["train/tokens_per_second"] for record in records_with(folder, "train/epoch")]
     # Four steps of four lanes, in less than one of the pauses.
-    assert len(speeds) == 3 and min(speeds) > 4 * 4 * 32 / 1.0
+    assert len(speeds) == 3 and min(speeds) > 4 * 4 * 32 / 1000.0
 
 
 def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
