@@ -68,7 +68,8 @@ class Gru(RecurrentModel):
 
     def __init__(self, config: GruConfig, vocab_size: int):
         super().__init__()
-        self.vocab_size, self.block = vocab_size, config.window
+        self.vocab_size = vocab_size
+        self.block = config.window
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.layers: Any = nn.ModuleList([Cell(config.d_model)])
 
@@ -78,7 +79,9 @@ class Gru(RecurrentModel):
     def read_segment(
         self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
     ) -> tuple[Tensor, State]:
-        x_BTD, c_BD, out = self.embedding(tokens_BT), state["layers.0.states"], []
+        x_BTD = self.embedding(tokens_BT)
+        c_BD = state["layers.0.states"]
+        out = []
         for t in range(tokens_BT.shape[1]):
             if t % self.block == 0:
                 c_BD = reset(c_BD, torch.zeros_like(c_BD), fresh_BK[:, t // self.block])
