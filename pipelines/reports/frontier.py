@@ -21,6 +21,8 @@ from pipelines.reports.files import briefly, colour_of, line_of, save_figure
 from pipelines.tracking.metrics import about
 from pipelines.tracking.score import perplexity
 
+LEAST_DIFFERENCE = 0.01
+"""Share by which the dearest spot must cost more than the cheapest. With less, costs count as equal."""
 NAMED = 40
 """Most spots that get labels; with more, none does."""
 
@@ -82,9 +84,10 @@ def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
 
 def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
     """Plot the metric (label ``what``) over FLOPs per token (label ``of_flops``), and over the window if there are several. Returns
-    its file, and none if all cost the same to six digits: a trial's FLOPs are a quotient, and differ by rounding.
+    its file, and none if the costs differ by less than `LEAST_DIFFERENCE`.
     """
-    if len({f"{spot.flops:.6g}" for spot in spots}) < 2:
+    flops = [spot.flops for spot in spots]
+    if not flops or max(flops) < (1 + LEAST_DIFFERENCE) * min(flops):
         return []
     windows = sorted({spot.windows["window"] for spot in spots if "window" in spot.windows})
     several = len(windows) > 1
