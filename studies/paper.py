@@ -251,6 +251,11 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     print_wide(plain_table(headings, rows), 200)
     how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
     total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
+    if len(plan.seeds) > 1 and len(plan.choice.tried) > 1:
+        print(
+            f"the other seeds train at the rate that is best with seed {plan.seeds[0]}; until it is known, the table has "
+            f"{plan.choice.tried[0]:g}"
+        )
     progress = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
     print(f"{progress}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
 

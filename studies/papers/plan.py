@@ -265,7 +265,7 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
     def chosen(words: Sequence[str], names: Sequence[str]) -> list[bool]:
         for word in words:
             if not any(word.lower() in known.lower() for known in names):
-                raise UserError(f"{name} has nothing with {word!r} in its name: {', '.join(names)}")
+                raise UserError(f"{name} has nothing with {word!r} in its name: {'; '.join(names)}")
         return [not words or any(word.lower() in known.lower() for word in words) for known in names]
 
     rows = chosen(only, [row.label for row in table.rows])

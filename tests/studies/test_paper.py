@@ -330,6 +330,7 @@ def test_a_training_of_another_preset_or_store_is_not_taken_for_the_rows(
         (["block-recurrent", "table-3", "--corpus", "python-source"], "prepare python-source, .* failed: .* says why"),
         (["block-recurrent", "table-9"], "there is no 'table-9': "),
         (["gpt3", "table-1"], "there is no 'gpt3': did you mean 'gpt2'"),
+        (["today", "table-1", "--columns", "no"], "code, bits per byte; PG-19, bits per byte; "),
         (["gpt2", "table-1", "--only", "rex"], "nothing with 'rex' in its name: GPT-2, overlap 0"),
         (["gpt2", "table-1", "--set", "steps"], "--set steps: write a name and its value"),
         (["gpt2", "table-1", "--set", "stepz=3"], "no field 'stepz': did you mean 'steps'"),

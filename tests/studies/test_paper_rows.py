@@ -33,6 +33,15 @@ def test_every_row_builds_and_has_a_cost(
         assert row.runs or row.paper, row.label
 
 
+def test_seeds_whose_rate_is_not_chosen_yet_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["today", "table-1", "--columns", "parity", "--only", "mlstm", "--root", str(tmp_path), "--flop-rate", "1e11"]
+    assert paper.main([*words, "--rates", "2e-3", "4e-3", "--seeds", "0", "1", "--dry-run"]) == 0
+    sentence = "the other seeds train at the rate that is best with seed 0; until it is known, the table has 0.002"
+    assert sentence in capsys.readouterr().out
+    assert paper.main([*words, "--rates", "2e-3", "--seeds", "0", "1", "--dry-run"]) == 0
+    assert "until it is known" not in capsys.readouterr().out
+
+
 def numbers(paper: str, marker: str, until: str, label: str, count: int) -> list[float]:
     """So many numbers that follow a label, between two places of a paper's text."""
     text = need("..", "papers", f"{paper}.txt").read_text()
