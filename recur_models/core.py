@@ -155,7 +155,7 @@ class CoreLayer(nn.Module):
         seen: Seen,
         zero_key_value: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """softmax(q·k + q·e)·v over any leading dimensions [..., H, n, E] (section 3.1).
+        """softmax(q·k + q·e)·v over any leading dimensions [..., H, n, E] (the released code; section 3.1 names Shaw et al. 2018).
 
         Under "masked", a key of another document is not seen, and a query that sees nothing gets 0. Under "zeros", a zero vector
         stands in place of each token of another document: its key is k₀, and its value v₀.
