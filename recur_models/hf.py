@@ -16,7 +16,8 @@ from transformers.models.auto.modeling_auto import AutoModel, AutoModelForCausal
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from recur_models.hf_config import ThroughlineConfig
-from recur_models.hf_model import RecurrentCache, ThroughlineForCausalLM, ThroughlineModel
+from recur_models.hf_generation import RecurrentCache
+from recur_models.hf_model import ThroughlineForCausalLM, ThroughlineModel
 from recur_models.hf_tokenizer import ThroughlineTokenizer
 
 AutoConfig.register(ThroughlineConfig.model_type, ThroughlineConfig, exist_ok=True)

@@ -4,6 +4,7 @@
     loss_arguments(kwargs)                                     # those of the loss
     mask_BT = check_mask(attention_mask, input_ids)
     check_positions(position_ids, input_ids, attention_mask, seen=0)
+    check_generation(config, kwargs)                           # those of `generate`
 
 Letters: B lanes · T tokens given · V vocabulary.
 """
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from common.errors import nearest
+from recur_models.hf_config import ThroughlineConfig
 
 READ = (
     "input_ids",
@@ -68,6 +70,34 @@ def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
             raise ValueError(f"{name} is given, but {REFUSED[name]}")
         if value is not None and name not in (*known, *WITHOUT_EFFECT, *REFUSED):
             raise TypeError(f"forward() got an unexpected argument {name!r}: {nearest(name, known)}")
+
+
+def check_generation(config: ThroughlineConfig, kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that continues no text, and for arguments of `generate` that ours does not take."""
+    if config.predicts_labels:
+        raise ValueError("this model predicts a label of each symbol and continues no text: take the logits of a call")
+    if kwargs.get("cache_implementation") is not None:
+        raise ValueError("cache_implementation is given, but these models have a cache of their own: leave it out")
+    if kwargs.get("prefill_chunk_size") is not None:
+        raise ValueError("prefill_chunk_size is given, but these models read any prompt in parts: leave it out")
+
+
+def check_attention(implementation: Any) -> None:
+    """Raises ValueError for another attention than the model's own, which transformers calls "eager"."""
+    if implementation not in (None, "eager"):
+        raise ValueError(
+            f"attn_implementation is {implementation!r}, but these models have an attention of their own: leave it out"
+        )
+
+
+def check_devices(device_map: Mapping[str, Any] | None) -> None:
+    """Raises ValueError where a model's parts are on several devices or on the disk. ``device_map``: accelerate's, by module."""
+    devices = sorted({str(device) for device in (device_map or {}).values()})
+    if len(devices) > 1 or "disk" in devices or "meta" in devices:
+        raise ValueError(
+            f"device_map puts the model on {' and '.join(devices)}, but these models run on one device: name it, as in "
+            'device_map="cuda:0"'
+        )
 
 
 def check_input_ids(input_ids: Tensor | None) -> Tensor:

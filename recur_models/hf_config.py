@@ -68,6 +68,11 @@ class ThroughlineConfig(PreTrainedConfig):
         super().save_pretrained(save_directory, *args, **kwargs)
         write_model(Path(save_directory), self.model_config())
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states, where tools look for it. Not written to config.json: the model's own fields have it."""
+        return self.model_config().d_model  # pyrefly: ignore
+
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Does nothing: saving must not copy this file, as transformers does with code that came out of a folder."""

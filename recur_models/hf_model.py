@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import Cache
-from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,10 +23,12 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.logging import get_logger
 
 from recur_models.compiling import compile_model, is_compiled
-from recur_models.decoding import DecodingState, begin, compact, read, spread
+from recur_models.decoding import begin, compact, read, spread
 from recur_models.hf_arguments import (
     READ,
     check_arguments,
+    check_attention,
+    check_devices,
     check_input_ids,
     check_mask,
     check_positions,
@@ -36,6 +36,7 @@ from recur_models.hf_arguments import (
     loss_arguments,
 )
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.hf_generation import RecurrentCache, RecurrentGenerationMixin
 from recur_models.hidden import in_place_of_logits
 from recur_models.losses import tied_output, untied_output
 from recur_models.protocol import RecurrentModel
@@ -47,41 +48,6 @@ LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|qkvg|qkvo|kvq|inward|mixer\.[qkv]
 """The projections that PEFT puts an adapter on where its config names none: its own targets of a GPT-2 (c_attn) and a Llama
 (q_proj, v_proj). In other models: the projections to queries, keys and values, with gates where one matrix makes both; and in a
 Mamba-2 the projection to all inputs of its recurrence (inward)."""
-
-
-class RecurrentCache(Cache):
-    """The reading position of each lane: its State, and the block that is being read. Its size never grows."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.reading: DecodingState | None = None
-        self.seen = 0
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns that have been read, padding included."""
-        return self.seen
-
-    @property
-    def is_croppable(self) -> bool:
-        return False
-
-    def reset(self) -> None:
-        self.reading = None
-        self.seen = 0
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.reading is not None:
-            self.reading = self.reading.select(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.reading is not None:
-            self.batch_select_indices(torch.arange(len(self.reading.filled_B)).repeat_interleave(repeats))
-
-    def crop(self, tokens_to_remove: int) -> NoReturn:
-        raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
 
 
 def by_layers(forward: Forward) -> Forward:
@@ -107,9 +73,11 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
     _input_embed_layer = "embedding"
 
     def __init__(self, config: ThroughlineConfig):
+        check_attention(config._attn_implementation)
         super().__init__(config)
         self.model: RecurrentModel = config.model_config().build(config.vocab_size)
         self.incremental_decoder = self.model.incremental_decoder()
+        self._no_split_modules = {type(self.model).__name__}  # so that device_map="auto" keeps the model on one device
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -134,7 +102,9 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As transformers has it, but weights that are missing, left over or of another shape are an error, not a warning."""
+        """As transformers has it, but weights that are missing, left over or of another shape are an error, not a warning. So is a
+        device_map that takes the model apart.
+        """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -144,6 +114,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
                     f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
                     f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
                 )
+        check_devices(getattr(model, "hf_device_map", None))
         model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
         return (model, info) if output_loading_info else model
 
@@ -182,6 +153,11 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         if given:
             raise ValueError(f"{min(given)} is given, but these models checkpoint without it: leave it out")
         super().activation_checkpointing_enable()
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """Raises ValueError for another one than "eager", transformers' name for a model's own."""
+        check_attention(attn_implementation)
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def compile(self, **options: Any) -> None:
         """Have each layer compiled when it is first called: layers of one kind share their code, in every block and pass. The loops
@@ -299,26 +275,13 @@ class ThroughlineModel(ThroughlinePreTrainedModel):
         )
 
 
-def end_ids(config: ThroughlineConfig) -> Any:
-    """The ids at which `generate` ends a text, with begin-of-document among them if it is also the padding.
-
-    No text ends at that one, since it is never generated. But without a mask, `generate` takes each padding id of a prompt for
-    padding unless it is one of these ids; the prompt's begin-of-document would be skipped.
-    """
-    ends: Any = config.eos_token_id
-    listed = list(ends) if isinstance(ends, list | tuple) else [ends]
-    begin = config.begin_of_document_id
-    return [*listed, begin] if config.pad_token_id == begin and begin not in listed else ends
-
-
-class ThroughlineForCausalLM(ThroughlinePreTrainedModel, GenerationMixin):
+class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixin):
     """A model that predicts the next token, or a label of each."""
 
     def __init__(self, config: ThroughlineConfig):
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
-            self.generation_config.eos_token_id = end_ids(config)
 
     @by_layers
     @can_return_tuple

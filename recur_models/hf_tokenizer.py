@@ -116,7 +116,8 @@ class ThroughlineTokenizer(PreTrainedTokenizer):
             if index < self.vocab_size:
                 ids.append(int(index))
             elif not skip_special_tokens:
-                text = text + self.processor.decode(ids) + self.added_tokens_decoder[int(index)].content
+                added = self.added_tokens_decoder.get(int(index))  # None for an id that only a resized model has
+                text = text + self.processor.decode(ids) + (added.content if added else "")
                 ids = []
         return text + self.processor.decode(ids)
 

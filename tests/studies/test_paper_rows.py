@@ -34,7 +34,18 @@ def test_every_row_builds_and_has_a_cost(
 
 
 def test_seeds_whose_rate_is_not_chosen_yet_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["today", "table-1", "--columns", "parity", "--only", "mlstm", "--root", str(tmp_path), "--flop-rate", "1e11"]
+    words = [
+        "today",
+        "table-1",
+        "--columns",
+        "parity",
+        "--only",
+        "mlstm",
+        "--root",
+        str(tmp_path),
+        "--flop-rate",
+        "1e11",
+    ]
     assert paper.main([*words, "--rates", "2e-3", "4e-3", "--seeds", "0", "1", "--dry-run"]) == 0
     sentence = "the other seeds train at the rate that is best with seed 0; until it is known, the table has 0.002"
     assert sentence in capsys.readouterr().out

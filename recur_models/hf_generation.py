@@ -1,0 +1,101 @@
+"""How transformers' `generate` continues a text: with the State as its cache, and without a begin-of-document inside.
+
+    model.generate(input_ids, max_new_tokens=100_000)        # the cache never grows
+
+Letters: B lanes · T tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.utils import GenerationMixin
+
+from recur_models.decoding import DecodingState
+from recur_models.hf_arguments import check_generation
+from recur_models.hf_config import ThroughlineConfig
+from recur_models.protocol import detach
+
+
+class RecurrentCache(Cache):
+    """The reading position of each lane: its State, and the block that is being read. Its size never grows."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.reading: DecodingState | None = None
+        self.seen = 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that have been read, padding included."""
+        return self.seen
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def reset(self) -> None:
+        self.reading = None
+        self.seen = 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.reading is not None:
+            self.reading = self.reading.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.reading is not None:
+            self.batch_select_indices(torch.arange(len(self.reading.filled_B)).repeat_interleave(repeats))
+
+    def detach(self) -> RecurrentCache:
+        """Cut the State from the graph, in place: the next call's backward pass ends here. Returns the cache."""
+        if self.reading is not None:
+            reading = self.reading
+            self.reading = replace(reading, state=detach(reading.state), block=detach(reading.block))
+        return self
+
+    def __bool__(self) -> bool:
+        """True. transformers' own would be False, since it counts layers, and `cache or None` would lose the State."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.seen} columns read)"
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
+
+
+class RecurrentGenerationMixin(GenerationMixin):
+    """`generate` for models whose padding may be begin-of-document, with which a text begins."""
+
+    config: ThroughlineConfig
+
+    def generate(  # pyrefly: ignore[bad-override]
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """Continue texts, as transformers does with these arguments. Begin-of-document is never generated.
+
+        Args:
+            inputs: int64 [B, T], texts with the begin-of-document token before them.
+            generation_config: by default the model's own.
+            kwargs: further arguments of transformers' `generate`, which also replace values of ``generation_config``.
+
+        Raises ValueError for a model that predicts labels, and for arguments that these models do not have.
+        """
+        check_generation(self.config, kwargs)
+        defaults = generation_config or self.generation_config
+        begin = self.config.begin_of_document_id
+        suppressed = kwargs.get("suppress_tokens") or getattr(defaults, "suppress_tokens", None) or ()
+        kwargs["suppress_tokens"] = [*suppressed, begin]
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
+        # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.
+        if prompt is not None and kwargs.get("attention_mask") is None and padding in (None, begin):
+            kwargs["attention_mask"] = torch.ones_like(prompt)
+        return super().generate(inputs, generation_config, **kwargs)  # pyrefly: ignore[bad-argument-type]

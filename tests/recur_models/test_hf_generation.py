@@ -1,0 +1,112 @@
+"""What users of transformers pass to `generate` and to the cache, beside the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from recur_models import ModelConfig
+from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf_config import ThroughlineConfig
+from recur_models.sliding_window import SlideConfig
+from tests.recur_models.conftest import SIZE
+from tests.recur_models.small_exports import BOD, representatives, text, wrap
+from tests.recur_models.small_models import VOCAB
+
+
+@pytest.fixture(params=representatives().items(), ids=lambda item: item[0])
+def config(request: pytest.FixtureRequest) -> ModelConfig:
+    return request.param[1]
+
+
+@pytest.fixture
+def slide() -> Any:
+    return wrap(SlideConfig(**SIZE))
+
+
+@torch.no_grad()
+def test_an_end_of_the_users_own_hides_no_begin_of_document(slide: Any) -> None:
+    ids = torch.cat([torch.full((2, 1), BOD), text(2, 4)], dim=1)
+    asked = {"max_new_tokens": 1, "output_logits": True, "return_dict_in_generate": True}
+    expected = slide.generate(ids, attention_mask=torch.ones_like(ids), **asked).logits[0]
+    for given in ({}, {"eos_token_id": 5}, {"eos_token_id": [5, 6]}):
+        assert torch.equal(slide.generate(ids, **given, **asked).logits[0], expected)
+    hidden = slide.generate(ids, attention_mask=(ids != BOD).long(), **asked).logits[0]
+    assert not torch.equal(hidden, expected)  # a mask of one's own counts
+
+
+@torch.no_grad()
+def test_begin_of_document_is_suppressed_beside_other_tokens(slide: Any) -> None:
+    asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
+    for given, suppressed in (({}, [BOD]), ({"suppress_tokens": [1]}, [1, BOD])):
+        (scores,) = slide.generate(text(2, 4), **given, **asked).scores
+        assert torch.isinf(scores).all(0).nonzero().flatten().tolist() == suppressed
+
+
+def test_arguments_that_change_nothing_are_refused(slide: Any) -> None:
+    with pytest.raises(ValueError, match="cache_implementation is given, but these models have a cache of their own"):
+        slide.generate(text(1, 4), cache_implementation="static")
+    with pytest.raises(ValueError, match="prefill_chunk_size is given, but these models read any prompt in parts"):
+        slide.generate(text(1, 4), prefill_chunk_size=8)
+
+
+def test_a_model_of_labels_continues_no_text() -> None:
+    model = ThroughlineForCausalLM(ThroughlineConfig.of(SlideConfig(**SIZE), VOCAB, predicts_labels=True))
+    with pytest.raises(ValueError, match="predicts a label of each symbol and continues no text"):
+        model.generate(text(1, 4), max_new_tokens=2)
+
+
+def test_a_loop_trains_with_the_state_of_the_last_call(config: ModelConfig) -> None:
+    """Without `detach` the second backward pass would run into the first call's graph."""
+    model = wrap(config).train()
+    first = text(2, 9)
+    second = text(2, 7)
+    before = model(first, labels=first, use_cache=True)
+    before.loss.backward()
+    after = model(second, labels=second, use_cache=True, past_key_values=before.past_key_values.detach())
+    after.loss.backward()
+    assert after.past_key_values.get_seq_length() == 16
+
+
+def test_a_cache_is_true_and_says_how_much_it_has_read(slide: Any) -> None:
+    cache = slide(text(2, 5)).past_key_values
+    assert cache
+    assert repr(cache) == "RecurrentCache(5 columns read)"
+
+
+def test_the_config_has_the_width_of_hidden_states(config: ModelConfig) -> None:
+    model = wrap(config)
+    hidden = model(text(1, 5), output_hidden_states=True).hidden_states
+    assert model.config.hidden_size == hidden[-1].shape[-1]
+    assert "hidden_size" not in model.config.to_dict()
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2"])
+def test_another_attention_is_refused(slide: Any, asked: str, tmp_path: Path) -> None:
+    slide.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"attn_implementation is '{asked}', but these models have an attention of"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=asked)
+    with pytest.raises(ValueError, match=f"attn_implementation is '{asked}'"):
+        slide.set_attn_implementation(asked)
+    slide.set_attn_implementation("eager")
+    AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+
+
+def test_a_model_stays_on_one_device(slide: Any, tmp_path: Path) -> None:
+    slide.save_pretrained(tmp_path / "export")
+    ids = text(1, 5)
+    for devices in ("auto", "cpu", {"": "cpu"}):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "export", device_map=devices)
+        torch.testing.assert_close(loaded(ids).logits, slide(ids).logits)
+    with pytest.raises(
+        ValueError, match="device_map puts the model on cpu and disk, but these models run on one device"
+    ):
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path / "export",
+            device_map={"model.embedding": "cpu", "model.layers": "disk", "model.final_norm": "cpu"},
+            offload_folder=str(tmp_path / "offloaded"),
+        )
