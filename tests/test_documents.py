@@ -342,21 +342,10 @@ def test_the_loop_of_the_python_interface_learns(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        "text",
-        "--source",
-        str(text_folder),
-        "--tokenizer",
-        "bytes",
-        "--store",
-        "runs/store",
-        "--num-workers",
-        "0",
-    ]
-    prepare.main(words)
-    [block] = [
-        found for found in re.findall(r"^```python\n(.*?)^```", TEXTS["docs/api.md"], re.M | re.S) if "store" in found
-    ]
+    where = ["--source", str(text_folder), "--store", "runs/store"]
+    prepare.main(["text", *where, "--tokenizer", "bytes", "--num-workers", "0"])
+    blocks = re.findall(r"^```python\n(.*?)^```", TEXTS["docs/api.md"], re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "store" in block]
     made: dict[str, Any] = {}
     exec(block, made)
     assert made["loss"].item() < 0.8 * math.log(257)

@@ -56,7 +56,7 @@ CORPORA: dict[str, Callable[[Callable[[str], str]], Corpus]] = {
     "jsonl": lambda at: JsonLines(source=at("json")),
     "parquet": lambda at: Parquet(source=at("parquet")),
 }
-"""Each corpus, given what makes a source of a name in FILES."""
+"""How each corpus is made. The argument turns a path in FILES into a source."""
 
 
 @pytest.fixture(scope="module")

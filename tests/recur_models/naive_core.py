@@ -33,9 +33,8 @@ class NaiveCore:
         q = layer_norm(self.p, f"layers.{i}.norm", x) @ self.p[f"layers.{i}.qkv.weight"][:w].T
         j = i if shared is None else shared
         k, v = (layer_norm(self.p, f"layers.{j}.norm", context) @ self.p[f"layers.{j}.qkv.weight"][w:].T).chunk(2, -1)
-        nearest = self.p["distances_EP"].shape[1] - (
-            1 if self.sees_itself else 0
-        )  # where distance 0 has its column, or would have it
+        # Where distance 0 has its column, or would have it.
+        nearest = self.p["distances_EP"].shape[1] - int(self.sees_itself)
         masked = absent & (self.config.absent == "masked")
         out = torch.zeros(len(x), w)
         for n in range(len(x)):

@@ -68,7 +68,9 @@ def test_nothing_else_is_committed() -> None:
     assert sorted(committed) == sorted(small_configs())
 
 
-def test_only_losses_that_no_longer_hold_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_losses_that_no_longer_hold_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another CPU rounds otherwise, and one model's new losses should not change those of the others."""
     config = SlideConfig(layers=1, d_model=8, heads=2, head_dim=4, mlp_dim=8, window=4)
     monkeypatch.setattr(f"{__name__}.FOLDER", tmp_path)
@@ -79,6 +81,7 @@ def test_only_losses_that_no_longer_hold_are_written_again(tmp_path: Path, monke
     path = tmp_path / "slide.json"
     path.write_text(json.dumps({"slide-one": rounded_otherwise, "slide-two": [loss + 1 for loss in exact]}))
     main()
+    assert capsys.readouterr().out == "wrote new losses of slide-two, slide-new\n"
     found = json.loads(path.read_text())
     assert found["slide-one"] == rounded_otherwise
     assert found["slide-two"] == found["slide-new"] == pytest.approx(exact, abs=1e-9)
@@ -88,16 +91,19 @@ def main() -> None:
     """Write the losses of models that are new or changed. Committed losses that still hold stay, digit for digit."""
     torch.set_num_threads(1)
     families: dict[Path, dict[str, list[float]]] = {}
+    changed = []
     for name, config in small_configs().items():
         path = path_of(name)
         committed = json.loads(path.read_text()) if path.exists() else {}
         found = [round(loss, 9) for loss in losses(config)]
         holds = name in committed and found == pytest.approx(committed[name], rel=TOLERANCE)
         families.setdefault(path, {})[name] = committed[name] if holds else found
+        if not holds:
+            changed.append(name)
     for path, family in families.items():
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in family.items())
         path.write_text(f"{{\n{rows}\n}}\n")
-        print(f"wrote {path.name}: {', '.join(family)}")
+    print(f"wrote new losses of {', '.join(changed) or 'no model'}")
 
 
 if __name__ == "__main__":

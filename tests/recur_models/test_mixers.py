@@ -285,7 +285,7 @@ def test_two_keys_with_negative_eigenvalues_can_follow_products_in_s3() -> None:
 
 
 def test_an_unknown_mixer_of_a_plug_in_is_refused() -> None:
-    """Its type allows any name."""
+    """The command line does not refuse it, since `layers` may be any strings there."""
 
     @dataclass(frozen=True)
     class Own(MixersConfig):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from recur_models import IGNORED, MODELS, losses, model_from_json
 from recur_models.layers import PositionBias, RMSNorm, attend
 from recur_models.sliding_window import SlideConfig
+from tests.recur_models.small_models import RESTATEMENTS
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -102,33 +103,7 @@ def test_a_config_is_read_as_it_was_written() -> None:
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
-    staircase = {
-        "staircase",
-        "cached-staircase",
-        "feedback-transformer",
-        "transformer-xl",
-        "universal-transformer",
-        "lstm",
-    }
-    assert (
-        set(MODELS)
-        == {
-            "rec",
-            "slide",
-            "xl",
-            "memorizing",
-            "vanilla",
-            "mixers",
-            "mamba2",
-            "rmt",
-            "armt",
-            "gpt2",
-            "gpt2-rec",
-            "llama",
-            "llama-rec",
-        }
-        | staircase
-    )
+    assert set(MODELS) == set(RESTATEMENTS)
     assert all(config.name == name for name, config in MODELS.items())
 
 
