@@ -78,7 +78,7 @@ class PaperConfig:
     """Options of a corpus, as `prepare CORPUS --help` lists them: arxiv.metadata=FILE says which papers are of Mathematics, as the
     block-recurrent paper's are. They replace those of the table; arxiv.subject= with no value reads the papers of all subjects."""
     corpus: str = ""
-    """Corpus to read instead of the paper's text in every column, such as python-source, which every machine has."""
+    """Corpus to read instead of the paper's text in every column, such as python-source, which every machine has; tasks stay."""
     split: str = ""
     """Split to read in place of every column's own, such as validation if the test split is long compared with the training."""
     set: tuple[str, ...] = ()

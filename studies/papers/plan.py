@@ -145,6 +145,9 @@ class Plan:
         baseless = self.divide_times(found)
         facts = self.facts(found, baseless) if found.fingerprints else ()
         cells = {key: tuple(values) for key, values in found.values.items() if values}
+        reads_text = any(
+            run.data.is_text for row in self.table.rows for run in self.runs_of(row, prepared=False).values()
+        )
         runs = {label: sorted(names) for label, names in found.runs.items()}
         best = {key: min(pairs, key=itemgetter(0))[1] for key, pairs in found.validated.items()}
         return Results(
@@ -157,7 +160,7 @@ class Plan:
             facts=facts,
             runs=runs,
             best=best,
-            corpus=self.study.corpus,
+            corpus=self.study.corpus if reads_text else "",
         )
 
     def scored_trainings(self) -> list[Training]:

@@ -388,6 +388,12 @@ def test_large_steps_have_the_median_time_of_their_curve(tmp_path: Path, monkeyp
     assert training.ms_per_step() == 1e3 * 128 / 512
 
 
+def test_a_table_of_tasks_names_no_corpus_in_place_of_texts() -> None:
+    for column, expected in (("Random Walk", ""), ("Enwik8", "python-source")):
+        plan = PaperConfig("staircase", "table-1", columns=(column,), corpus="python-source").plan()
+        assert plan.results("").corpus == expected
+
+
 def test_a_corpus_in_place_of_texts_leaves_tasks_alone(tmp_path: Path) -> None:
     place = trainings.StudyFolder(tmp_path, corpus="text")
     for task in (Data("mqar", options=("--pairs", "4")), Data("names", "bytes")):
