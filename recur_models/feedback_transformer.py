@@ -245,7 +245,7 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
         model = self.model
         config = self.model.config
         memories_BWD = block["memories"]
-        makers = [layer_state(i, block) for i in range(len(model.makers))]
+        layers = [layer_state(i, block) for i in range(len(model.makers))]
         x_BnD = model.dropout(model.embedding(tokens_Bn))
         outputs = []
         slot_m = torch.arange(config.span + config.window, device=x_BnD.device)
@@ -258,17 +258,17 @@ class FeedbackIncrementalDecoder(IncrementalDecoder):
             place_B1 = places.of_tokens_Bn[:, n : n + 1]
             distance_logits = partial(distances.at, column_Bnm=column_Bnm[:, n : n + 1])
             seen = Seen(unseen_Bnm[:, None, n : n + 1], missing_B1m)
-            parts = [kept_parts(kept) for kept in makers]
+            parts = [kept_parts(kept) for kept in layers]
             output_B1D, memory_B1D = model.token(x_B1D, parts, seen, distance_logits, shared)
             outputs.append(output_B1D)
             # Padding is written too, behind the lane's own tokens. Later tokens overwrite it.
             here_BW = torch.arange(config.window, device=x_BnD.device) == place_B1
             memories_BWD = torch.where(here_BW[..., None], memory_B1D, memories_BWD)
             here_B1W1 = here_BW[:, None, :, None]
-            for kept, (k, v) in zip(makers, model.keys_values(memory_B1D, shared.projection), strict=True):
+            for kept, (k, v) in zip(layers, model.keys_values(memory_B1D, shared.projection), strict=True):
                 kept["keys"] = torch.where(here_B1W1, k, kept["keys"])
                 kept["values"] = torch.where(here_B1W1, v, kept["values"])
-        return model.head(torch.cat(outputs, 1), None), join_layers(makers) | {"memories": memories_BWD}
+        return model.head(torch.cat(outputs, 1), None), join_layers(layers) | {"memories": memories_BWD}
 
     def close(self, state: State, block: State) -> State:
         span = self.model.config.span

@@ -332,19 +332,19 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         like = model.embedding.weight
         count_B = self.count(state, lanes)
         empty = [like.new_zeros(lanes, layer.kv_heads, 0, layer.head_dim) for layer in model.layers]
-        kept = [open_block(each, each, W) for each in empty]
+        earlier = [(each, each) for each in empty]
         earlier_BOX = None
         if overlap:
 
             def keep(i: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-                kept[i] = open_block(k.contiguous(), v.contiguous(), W)
+                earlier[i] = k.contiguous(), v.contiguous()
                 return k, v
 
             slot_BO = torch.arange(overlap, device=like.device).expand(lanes, -1)
             caches = [partial(keep, i) for i in range(len(model.layers))]
             x_BOD = model.embedding(state["tokens"])
             _, earlier_BOX = model.stack(x_BOD, slot_BO, overlap, count_B, model.prev_of(state), caches)
-        block = join_layers(kept) | {"tokens": count_B.new_zeros(lanes, W)}
+        block = join_layers(open_block(k, v, W) for k, v in earlier) | {"tokens": count_B.new_zeros(lanes, W)}
         if model.recurrence is not None:
             width = model.recurrence.width
             block["earlier_gathered"] = like.new_zeros(lanes, 0, width) if earlier_BOX is None else earlier_BOX
