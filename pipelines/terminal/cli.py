@@ -295,8 +295,9 @@ def parse_preset(
         raise UserError(f"name a {noun} first: {program()} {next(iter(presets))} ({listed(presets)})")
     if name not in presets:
         remedy = nearest(name, presets, f"--{noun}s lists them")
-        hint = f"; if a plug-in has it, name its module in {plugins.VARIABLE}"
-        raise UserError(f"unknown {noun} {name!r}: {remedy}{'' if remedy.startswith('did you mean') else hint}")
+        raise UserError(
+            f"unknown {noun} {name!r}: {remedy}; if a plug-in has it, name its module in {plugins.VARIABLE}"
+        )
     default = presets[name]
     return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
 
