@@ -68,7 +68,7 @@ class Contender:
 
     @property
     def flops(self) -> float:
-        """FLOPs of a step, forward and backward, as our code does them (recur_models/costs.py)."""
+        """FLOPs of a step, forward and backward, as our code does them (recur_models/costs.py). Those of `Peer` are not counted."""
         cost = self.config.costs(VOCAB)
         of_tokens = cost.computed_training_flops_per_token * self.tokens.shape[1]
         return LANES * (of_tokens + 3 * cost.segment_flops)

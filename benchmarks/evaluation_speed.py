@@ -31,7 +31,7 @@ from pipelines.terminal import cli
 from pipelines.training.forward import predict, tensors
 from pipelines.training.optim import build_optimizer
 from pipelines.training.reading import Shard, read_segments
-from pipelines.training.scoring import add_to
+from pipelines.training.scoring import add_to, starts_of
 from recur_models import RecurrentModel, detach
 
 VOCAB = 257
@@ -95,7 +95,7 @@ def scoring(config: TrainConfig, model: RecurrentModel, store: Memory) -> Iterat
     """Score all documents again and again, and yield the tokens of each step."""
     while True:
         schedule = schedule_of(config, model, store)
-        starts = np.concatenate([[0], np.cumsum(-(-store.lengths // model.block))])
+        starts = starts_of(store.lengths, model.block)
         sums_3N = np.zeros((3, starts[-1]))
         segments = read_segments(model, store, schedule, (0, schedule.lanes), torch.device("cpu"))
         for step in range(schedule.steps):

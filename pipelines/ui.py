@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import UserError
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import MLFLOW_ARTIFACTS, MLFLOW_DATABASE, TrackingConfig
 from pipelines.terminal import cli
 from pipelines.tracking.client import check_tracking, tracking_uri
 
@@ -37,7 +37,7 @@ class UiConfig:
 def main(argv: list[str]) -> None:
     """Serve MLflow's pages on the runs below a folder until Ctrl-C."""
     config = cli.parse(UiConfig, argv, __doc__)
-    if not (config.root / "mlflow.db").exists():
+    if not (config.root / MLFLOW_DATABASE).exists():
         raise FileNotFoundError(
             f"{config.root} holds no mlflow.db: train something first, or name the --root of your runs"
         )
@@ -63,7 +63,7 @@ def check_port(port: int) -> None:
 def command(root: Path, port: int) -> list[str]:
     """The command that serves MLflow's pages on the runs below ``root``, to this machine alone."""
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", tracking_uri(TrackingConfig(), root)]
-    words += ["--default-artifact-root", (root.absolute() / "mlartifacts").as_uri()]
+    words += ["--default-artifact-root", (root.absolute() / MLFLOW_ARTIFACTS).as_uri()]
     return [*words, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
 
 

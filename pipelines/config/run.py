@@ -181,7 +181,7 @@ class TrainConfig:
         tracking = self.tracking.located()
         own = tracking.backend == "mlflow" and not tracking.uri and not is_uri(root)
         name = self.run.split("/")[0]
-        if own and name in MLFLOW_NAMES:
+        if own and name in (MLFLOW_DATABASE, MLFLOW_ARTIFACTS):
             raise UserError(f"run is {self.run!r}, and MLflow's own {name} is below --root: choose another --run")
         odd = [character for character in "?#%" if character in root]
         if own and odd:
@@ -212,7 +212,8 @@ class TrainConfig:
         return self.data.lanes * self.data.segment_length
 
 
-MLFLOW_NAMES = ("mlflow.db", "mlartifacts")
+MLFLOW_DATABASE = "mlflow.db"
+MLFLOW_ARTIFACTS = "mlartifacts"
 """MLflow's own file and folder below --root, where no server keeps them."""
 CHANGEABLE_ON_RESUME = (
     "tracking",

@@ -11,7 +11,7 @@ from pathlib import Path
 from common.credentials import without_credentials
 from common.errors import OF_A_FILE, UserError, first_cause
 from pipelines.config.address import DATABASES
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import MLFLOW_DATABASE, TrackingConfig
 
 MAX_CAUSE_LENGTH = 600
 """Most characters that are shown of an error of MLflow: its remedy often comes last."""
@@ -25,7 +25,7 @@ class TrackingError(UserError, ConnectionError):
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
     """The config's URI, or the sqlite file in the folder of all runs."""
-    return config.uri or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+    return config.uri or f"sqlite:///{root.absolute() / MLFLOW_DATABASE}"
 
 
 def is_server(config: TrackingConfig) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from common.credentials import without_credentials
 from common.errors import UserError
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import MLFLOW_ARTIFACTS, MLFLOW_DATABASE, TrackingConfig
 from pipelines.tracking.client import is_server, make_database, tracking_uri
 from pipelines.tracking.identity import (
     CHANGED,
@@ -87,7 +87,7 @@ class MlflowRun:
         from mlflow import MlflowClient
 
         if not self.config.uri:
-            make_database(self.root / "mlflow.db")
+            make_database(self.root / MLFLOW_DATABASE)
         self.client = MlflowClient(tracking_uri=tracking_uri(self.config, self.root))
         self._experiment_name = self.config.experiment or "throughline"
         saved = saved_run(self.folder)
@@ -251,7 +251,7 @@ class MlflowRun:
         from mlflow.exceptions import MlflowException
 
         name = self._experiment_name
-        artifacts = None if is_server(self.config) else (self.root.absolute() / "mlartifacts").as_uri()
+        artifacts = None if is_server(self.config) else (self.root.absolute() / MLFLOW_ARTIFACTS).as_uri()
         try:
             return self.client.create_experiment(name, artifact_location=artifacts)
         except MlflowException:

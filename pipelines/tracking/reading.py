@@ -13,7 +13,7 @@ from typing import Any
 
 from common.credentials import without_credentials
 from common.errors import UserError, first_cause
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import MLFLOW_DATABASE, TrackingConfig
 from pipelines.tracking.client import (
     MAX_CAUSE_LENGTH,
     TrackingError,
@@ -52,7 +52,7 @@ def read_run(config: TrackingConfig, root: Path, run_id: str, keys: Collection[s
         TrackingError: it does not answer.
     """
     where = without_credentials(tracking_uri(config, root))
-    if not config.uri and not (root / "mlflow.db").exists():
+    if not config.uri and not (root / MLFLOW_DATABASE).exists():
         raise UserError(f"{root} holds no mlflow.db to look the run {run_id} up in: name --root or --tracking.uri")
     check_tracking(config, root)
     load_mlflow()
