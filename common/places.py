@@ -149,15 +149,16 @@ class Place:
         """Time of a local file's last change, in nanoseconds since the epoch; 0 for any other file, compared by size alone."""
         return os.stat(self.path).st_mtime_ns if self.is_local else 0
 
-    def list(self, recursive: bool = False, follow: bool = False) -> list[Listed]:
+    def list(self, recursive: bool = False, follow: bool = False, broken: bool = False) -> list[Listed]:
         """Files and folders below this one, sorted by name; nothing where it does not exist.
 
         Args:
             recursive: list the contents of its folders too, at any depth.
             follow: enter folders through links too, but never a folder within itself.
+            broken: list links that lead to nothing too, as files without bytes.
         """
         if self.is_local:
-            found = list(_scan(self.path, recursive, follow))
+            found = list(_scan(self.path, recursive, follow, broken))
         else:
             selector = pyarrow.fs.FileSelector(self.path, allow_not_found=True, recursive=recursive)
             start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
@@ -354,7 +355,7 @@ def sync(path: str | Path) -> None:
         os.close(descriptor)
 
 
-def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
+def _scan(folder: str, recursive: bool, follow: bool, broken: bool) -> Iterator[Listed]:
     waiting: list[tuple[str, str, tuple[str, ...]]] = [(folder, "", ())]
     while waiting:
         current, prefix, above = waiting.pop()
@@ -368,12 +369,15 @@ def _scan(folder: str, recursive: bool, follow: bool) -> Iterator[Listed]:
                 try:
                     is_dir = entry.is_dir()
                     size = entry.stat().st_size
-                except PermissionError:
-                    if entry.is_symlink():
+                except (
+                    OSError
+                ) as error:  # a link to nothing, to itself or into a closed folder, or a file that has just gone
+                    if isinstance(error, PermissionError) and not entry.is_symlink():
+                        raise  # the folder may be listed and not searched: its files would be lost without a word
+                    if not (broken and entry.is_symlink()):
                         continue
-                    raise  # the folder may be listed and not searched: its files would be lost without a word
-                except OSError:  # a link to nothing or to itself, or a file that has just gone
-                    continue
+                    is_dir = False
+                    size = 0
                 yield Listed(Place("", entry.path), prefix + entry.name, 0 if is_dir else size, is_dir)
                 if recursive and is_dir and (not entry.is_symlink() or (follow and not _is_in(inside, entry.path))):
                     waiting.append((entry.path, f"{prefix}{entry.name}/", inside))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 
 from common.places import Listed, Place
 from data_prep.documents import SPLITS, CorpusError
@@ -31,17 +32,37 @@ def folder_of(name: str, source: str) -> Place:
     return root
 
 
-def files_in(folder: Place, recursive: bool = False, links: bool = True, follow: bool = False) -> list[Listed]:
+def files_in(
+    folder: Place,
+    recursive: bool = False,
+    links: bool = True,
+    follow: bool = False,
+    takes: Callable[[str], bool] | None = None,
+) -> list[Listed]:
     """The ordinary files of a folder, in the order of their names, without pipes and devices.
 
     Args:
         links: follow links to files.
         follow: list the files in linked folders too.
+        takes: whether the corpus reads a file of this name; `check_links` is then called, so that no text is lost unnoticed.
     """
-    files = [file for file in folder.list(recursive, follow) if not file.is_dir]
+    files = [file for file in folder.list(recursive, follow, broken=takes is not None) if not file.is_dir]
     if not folder.is_local:
         return files
+    if takes:
+        check_links(files, takes)
     return [file for file in files if os.path.isfile(file.place.path) and (links or not is_link(file.place))]
+
+
+def check_links(files: Sequence[Listed], takes: Callable[[str], bool]) -> None:
+    """Raises CorpusError for a link that leads to nothing, and may be that of a text or of a folder with texts."""
+    for file in files:
+        may_be_read = (takes(file.name) or "." not in file.place.name) and not is_hidden(file.name)
+        if may_be_read and is_link(file.place) and not os.path.exists(file.place.path):
+            target = os.readlink(file.place.path)
+            raise CorpusError(
+                f"{file.place} is a link to {target}, which is not there: restore that, or remove the link"
+            )
 
 
 def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> list[Listed]:
@@ -50,7 +71,11 @@ def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset
     if root.is_file():
         check_name(root.parent, root.name)
         return [Listed(root, root.name, root.size(), is_dir=False)]
-    files = [file for file in files_in(root, recursive=True, follow=True) if file.name.lower().endswith(endings)]
+
+    def takes(name: str) -> bool:
+        return name.lower().endswith(endings)
+
+    files = [file for file in files_in(root, recursive=True, follow=True, takes=takes) if takes(file.name)]
     files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:
         raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")

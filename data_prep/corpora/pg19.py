@@ -62,7 +62,8 @@ class Pg19:
         folder = self._folder(split)
         if folder is None:
             return []
-        files = [file for file in files_in(folder) if file.name.endswith(".txt") and not is_hidden(file.name)]
+        found = files_in(folder, takes=lambda name: name.endswith(".txt"))
+        files = [file for file in found if file.name.endswith(".txt") and not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{folder} holds no *.txt file: put the books of the PG-19 release there")
         if split == "train" and self.books:

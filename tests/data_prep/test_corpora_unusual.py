@@ -12,11 +12,14 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
 
+from common.places import Place
 from data_prep.corpora.arxiv import Arxiv
 from data_prep.corpora.enwik8 import Enwik8
+from data_prep.corpora.files import files_in
 from data_prep.corpora.github import GitHub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
+from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
 from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, CorpusError
@@ -181,3 +184,29 @@ def test_a_json_array_is_named(tmp_path: Path, text: str, line: int) -> None:
     for corpus in (JsonLines(source=str(tmp_path)), JsonLines(source=str(tmp_path), id_field="key")):
         with pytest.raises(CorpusError, match=rf"a\.json line {line} is a JSON list: .*; jq -c '\.\[\]' FILE writes"):
             corpus.sources("train")
+
+
+@pytest.mark.parametrize("name", ["b.txt", "books", "itself.txt"])
+def test_a_broken_link_is_no_missing_text(tmp_path: Path, name: str) -> None:
+    """The link of a text, or of a folder of texts, whose target was moved: nobody would miss its documents."""
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / ".hidden.txt").symlink_to("gone")
+    (tmp_path / "notes.md").symlink_to("gone")
+    assert files_in(Place.parse(tmp_path), takes=Text(source=str(tmp_path)).takes)
+    (tmp_path / name).symlink_to("itself.txt" if name == "itself.txt" else "gone")
+    with pytest.raises(
+        CorpusError, match=rf"{name} is a link to .*, which is not there: restore that, or remove the link"
+    ):
+        Text(source=str(tmp_path)).sources("train")
+
+
+def test_broken_links_of_shards_and_books_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.jsonl").symlink_to("gone")
+    with pytest.raises(CorpusError, match=r"b\.jsonl is a link to gone, which is not there"):
+        JsonLines(source=str(tmp_path)).sources("train")
+    book = tmp_path / "books" / "train" / "1.txt"
+    book.parent.mkdir(parents=True)
+    book.symlink_to("gone")
+    with pytest.raises(CorpusError, match=r"1\.txt is a link to gone, which is not there"):
+        Pg19(source=str(tmp_path / "books")).sources("train")
