@@ -25,6 +25,10 @@ class UserError(ValueError):
 OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """The system's errors for a path that is misspelt, or may not be used."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another place, and repeat the command"),
+    errno.EROFS: "choose a place that can be written",
+}
 REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"
 )
@@ -52,6 +56,17 @@ def given_by_user(*kinds: type[Exception]) -> Iterator[None]:
         raise
     except kinds as error:
         raise UserError(str(error)) from error
+
+
+def sentence(error: BaseException) -> str:
+    """The message of an error on one line, without credentials; an OSError as "file: reason", with a remedy where one is known."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        remedy = REMEDIES.get(error.errno or 0)
+        # The second name of a file is its new one.
+        return f"{error.filename2 or error.filename}: {error.strerror}" + (f": {remedy}" if remedy else "")
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({str(error) or 'on this machine'}): ask for fewer or smaller things at once"
+    return without_credentials(" ".join(str(error).split())) or type(error).__name__
 
 
 def first_cause(error: BaseException, most: int = 200) -> str:

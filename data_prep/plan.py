@@ -69,11 +69,16 @@ class SplitPlan:
         new = self.inputs
         words = []
         if old["corpus"] != new["corpus"]:
-            counts = f"{old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,}"
-            same = old["corpus"]["options"] == new["corpus"]["options"]
-            words.append(f"text ({counts})" if same else "corpus options")
+            before = old["corpus"]["options"]
+            now = new["corpus"]["options"]
+            options = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+            words += [f"option {name} of the corpus ({before.get(name)}, now {now.get(name)})" for name in options]
+            if not options:
+                words.append(f"text ({old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,})")
         if old["tokenizer"] != new["tokenizer"]:
-            words.append(f"tokenizer ({old['tokenizer']['vocab_size']:,} ids, now {new['tokenizer']['vocab_size']:,})")
+            before = f"{made.tokenizer.name} of {old['tokenizer']['vocab_size']:,} ids"
+            now = f"{self.tokenizer.name} of {new['tokenizer']['vocab_size']:,}"
+            words.append(f"tokenizer ({before}, now {now})")
         for name, value in new["parameters"].items():
             if old["parameters"].get(name) != value:
                 words.append(f"{name} ({old['parameters'].get(name)}, now {value})")

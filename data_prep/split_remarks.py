@@ -72,7 +72,8 @@ def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> N
         raise StoreError(f"{what}: leave it out of --splits")
     if len(empty) == len(scans):
         what = f"{corpus.name} holds {_without_text(scans)}"
-        raise StoreError(f"{what}: give another --source, or ask for documents")
+        remedy = "ask for documents" if isinstance(corpus, Task) else "give another --source"
+        raise StoreError(f"{what}: {remedy}")
 
 
 def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import tyro
 
+from common.errors import sentence
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run
@@ -119,7 +120,7 @@ def unfit_code(checkpoint: Checkpoint) -> list[str]:
             model = model_from_json(checkpoint.meta["config"]["model"]).build(checkpoint.meta["vocab_size"])
             state = model.initial_state(checkpoint.meta["lanes"])
     except (ValueError, TypeError, KeyError) as error:
-        return [f"this code cannot build the model of {checkpoint.folder}: {cli.sentence(error)}"]
+        return [f"this code cannot build the model of {checkpoint.folder}: {sentence(error)}"]
     weights = shapes_in(checkpoint.folder / "model.safetensors")
     told = differing("weights", {name: list(value.shape) for name, value in model.state_dict().items()}, weights)
     for path in sorted(checkpoint.folder.glob("lanes-*.safetensors")):
@@ -139,7 +140,7 @@ def unfit_store(checkpoint: Checkpoint, place: str) -> list[str]:
     try:
         open_split(checkpoint, "train", place, override="--allow-change store when training")
     except (ValueError, OSError) as error:
-        return [cli.sentence(error)]
+        return [sentence(error)]
     return []
 
 

@@ -159,7 +159,8 @@ class JsonLines:
             )
         if text is not None:
             raise CorpusError(
-                f"{file} line {number} has no text in field {self.text_field!r} but {type(text).__name__}: name another"
+                f"{file} line {number} has no text in field {self.text_field!r} but {type(text).__name__}: name another with "
+                "--text-field"
             )
         return None
 
@@ -323,7 +324,10 @@ def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
     try:
         record = _json_value(text)
     except (ValueError, RecursionError) as error:
-        raise CorpusError(f"{file} line {number} is not JSON ({error}): every line is to be one object") from None
+        why = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
+        raise CorpusError(
+            f"{file} line {number} is not JSON ({why}): correct it or take it out, since every line is to be one object"
+        ) from None
     if not isinstance(record, dict):
         raise CorpusError(f"{file} line {number} is a JSON {type(record).__name__}: every line is to be one object")
     return record

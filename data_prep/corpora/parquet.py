@@ -164,10 +164,15 @@ class Parquet:
     def _check(self, parquet: pq.ParquetFile, where: str) -> None:
         """Raises CorpusError where the columns that the options name are not there, or if rows are lines of WikiText."""
         schema = parquet.schema_arrow
-        for column in filter(None, (self.text_column, self.id_column, self.title_column)):
+        for name in ("text_column", "id_column", "title_column"):
+            column = getattr(self, name)
+            if not column:
+                continue
             if column not in schema.names:
                 names = ", ".join(schema.names[:20])
-                raise CorpusError(f"{where} has no column {column!r}: name one of its columns ({names})")
+                raise CorpusError(
+                    f"{where} has no column {column!r}: name one with --{name.replace('_', '-')} ({names})"
+                )
             count = schema.names.count(column)
             if count > 1:
                 raise CorpusError(
@@ -175,7 +180,9 @@ class Parquet:
                 )
         kind = schema.field(self.text_column).type
         if not is_text(kind):
-            raise CorpusError(f"{where} has no text in column {self.text_column!r} but {kind}: name another")
+            raise CorpusError(
+                f"{where} has no text in column {self.text_column!r} but {kind}: name another with --text-column"
+            )
         if not 0 <= parquet.metadata.num_rows <= MAX_ROWS:
             raise CorpusError(
                 f"{where} says that it has {parquet.metadata.num_rows:,} rows: it is damaged, or cut it up"
@@ -203,7 +210,9 @@ class Parquet:
                 id = _plain(row.get(self.id_column), where)
                 title = _plain(row.get(self.title_column), where)
                 if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
-                    raise CorpusError(f"{where} has no strings or numbers in column {self.id_column!r}: name another")
+                    raise CorpusError(
+                        f"{where} has no strings or numbers in column {self.id_column!r}: name another with --id-column"
+                    )
                 yield None if id is None else str(id), title if isinstance(title, str) else None
 
 

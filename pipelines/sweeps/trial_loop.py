@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, sentence
 from common.lock import Locked
 from common.places import Place
 from common.uris import PlaceError
@@ -24,7 +24,6 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.record import Outcome
-from pipelines.terminal import cli
 from pipelines.tracking.client import TrackingError
 from pipelines.training.progress import Tail, messages_into_log
 from pipelines.training.stopping import Stop, Stopped
@@ -159,5 +158,5 @@ def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) ->
         except UserError as error:
             if world.size > 1:
                 raise
-            return outcome_of(error), cli.sentence(error)
+            return outcome_of(error), sentence(error)
     return "finished", ""

@@ -49,7 +49,7 @@ from tyro._errors import (
 )
 
 from common.credentials import without_credentials
-from common.errors import UserError, is_users, listed, nearest
+from common.errors import UserError, is_users, listed, nearest, sentence
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
@@ -153,15 +153,6 @@ def _unread() -> bool:
     if gone:
         discard()
     return gone
-
-
-def sentence(error: BaseException) -> str:
-    """The message of an error on one line, without credentials; an OSError as "file: reason"."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename2 or error.filename}: {error.strerror}"  # the second: the new name of a file
-    if isinstance(error, MemoryError):
-        return f"not enough memory ({str(error) or 'on this machine'}): ask for fewer or smaller things at once"
-    return without_credentials(" ".join(str(error).split())) or type(error).__name__
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from common.errors import UserError, is_users
+from common.errors import UserError, is_users, sentence
 from pipelines import PACKAGES
-from pipelines.terminal import cli, plugins
+from pipelines.terminal import plugins
 
 POLL_SECONDS = 0.2
 
@@ -114,7 +114,7 @@ def _work(number: int, work: Work, pieces: int, threads: int, taken: Any, read: 
                 with read.get_lock():
                     read.value += tokens
     except Exception as error:
-        errors.put((is_users(error), cli.sentence(error) if is_users(error) else traceback.format_exc()))
+        errors.put((is_users(error), sentence(error) if is_users(error) else traceback.format_exc()))
         sys.exit(1)
 
 

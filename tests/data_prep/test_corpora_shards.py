@@ -218,6 +218,7 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
     [
         (b'{"text": "a"}\n{"text"', {}, r"x\.jsonl line 2 is not JSON"),
         (b"\n\n{bad\n", {}, r"x\.jsonl line 3 is not JSON"),
+        (b'{"text": 1, }\n', {}, r"x\.jsonl line 1 is not JSON \(.* at character 1\d\): correct it or take it out"),
         (b"[1]\n", {}, r"x\.jsonl line 1 is a JSON list: every line is to be one object"),
         (
             b'{"body": "a", "n": 1}\n',
@@ -302,7 +303,7 @@ def test_parquet_rows_that_are_left_out(tmp_path: Path) -> None:
 def test_wrong_parquet(tmp_path: Path) -> None:
     path = parquet(tmp_path / "test.parquet", [{"body": "a", "n": 1}, {"body": "b", "n": 1}])
     for options, words in (
-        ({}, r"has no column 'text': name one of its columns \(body, n\)"),
+        ({}, r"has no column 'text': name one with --text-column \(body, n\)"),
         ({"text_column": "n"}, r"has no text in column 'n' but int64"),
         ({"text_column": "body", "id_column": "n"}, r"row 2 has the id '1' of an earlier row"),
     ):

@@ -184,6 +184,14 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (FileNotFoundError(2, "No such file or directory", "x/y"), "error: x/y: No such file or directory\n"),
         (FileExistsError(17, "File exists", "x/y"), "error: x/y: File exists\n"),
         (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device\n"),
+        (
+            OSError(28, "No space left on device", "x/y"),
+            "error: x/y: No space left on device: make room there, or choose another place, and repeat the command\n",
+        ),
+        (
+            OSError(30, "Read-only file system", "x"),
+            "error: x: Read-only file system: choose a place that can be written\n",
+        ),
         (TrackingError("MLflow does not answer"), "error: MLflow does not answer\n"),
         (OSError("AWS Error ACCESS_DENIED during PutObject"), "error: AWS Error ACCESS_DENIED during PutObject\n"),
         (UserError(), "error: UserError\n"),
