@@ -144,8 +144,8 @@ SPACES: dict[str, Space] = {
 
 
 def parts_of(text: str) -> list[str]:
-    """The named spaces and fields that + joins. The + of a number, as in 1e+3, joins nothing."""
-    return re.split(r"\+(?=[a-z])", text)
+    """The named spaces and fields that + joins, with blanks around it or not. The + of a number, as in 1e+3, joins nothing."""
+    return re.split(r"\s*\+\s*(?=[a-z])", text.strip())
 
 
 def combine(text: str, values: Values) -> Domains:

@@ -23,6 +23,8 @@ from pipelines.tracking.score import perplexity
 
 LEAST_DIFFERENCE = 0.01
 """Share by which the dearest spot must cost more than the cheapest. With less, costs count as equal."""
+FRONTIER: dict[str, Any] = {"color": "0.75", "linewidth": 6, "marker": "o", "markersize": 13}
+"""The broad line of the Pareto frontier; with a single spot it is a disc."""
 NAMED = 40
 """Most spots that get labels; with more, none does."""
 
@@ -68,6 +70,16 @@ def curves_of(spots: Sequence[Spot], by_overlap: bool) -> dict[str, list[Spot]]:
     return curves
 
 
+def without_beaten(curve: Sequence[Spot]) -> list[Spot]:
+    """The spots of a curve that its line joins: of those that cost the same and have the same windows, the best."""
+    best: dict[tuple[float, ...], Spot] = {}
+    for spot in curve:
+        key = (spot.flops, *spot.windows.values())
+        if key not in best or spot.value < best[key].value:
+            best[key] = spot
+    return list(best.values())
+
+
 def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
     """Write beside each spot its window, or its overlap or name where all have one window. Returns which of them it is."""
     beside = "name"
@@ -94,18 +106,20 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     figure = Figure(figsize=(13 if several else 8.5, 5), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 1 + several, sharey=True, squeeze=False)[0])
     best = pareto(spots)
-    panels[0].plot(
-        [s.flops for s in best], [s.value for s in best], color="0.75", linewidth=6, solid_capstyle="round", zorder=0
-    )
-    handles = [Line2D([], [], color="0.75", linewidth=6, label="Pareto frontier")]
+    panels[0].plot([spot.flops for spot in best], [spot.value for spot in best], zorder=0, **FRONTIER)
+    handles = [Line2D([], [], label="Pareto frontier", **FRONTIER)]
     for number, (label, curve) in enumerate(curves_of(spots, by_overlap=several).items()):
         drawn: dict[str, Any] = {"color": colour_of(number), "linestyle": line_of(number), "linewidth": 1.4}
         drawn |= {"marker": "o", "markersize": 5}
-        panels[0].plot([spot.flops for spot in curve], [spot.value for spot in curve], **drawn)
+        panels[0].plot([spot.flops for spot in curve], [spot.value for spot in curve], **drawn | {"linestyle": ""})
+        lowest = without_beaten(curve)
+        panels[0].plot([spot.flops for spot in lowest], [spot.value for spot in lowest], **drawn)
         handles.append(Line2D([], [], label=label, **drawn))
         sized = [spot for spot in curve if "window" in spot.windows]
         if several and sized:
-            panels[1].plot([spot.windows["window"] for spot in sized], [spot.value for spot in sized], **drawn)
+            panels[1].plot([s.windows["window"] for s in sized], [s.value for s in sized], **drawn | {"linestyle": ""})
+            lowest = without_beaten(sized)
+            panels[1].plot([s.windows["window"] for s in lowest], [s.value for s in lowest], **drawn)
     x_label = f"{of_flops} (log)"
     if len(spots) <= NAMED:
         x_label += f"; beside each, its {label_spots(panels[0], spots)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -176,9 +177,10 @@ def plot_importance(sweep: SweepResult, path: Path) -> Path:
     axes.set_xlim(0, 1.08)
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.set_xlabel(
-        f"share of the order of {count} trials that the field alone explains, at {short(tokens)} tokens", fontsize=9
+        f"share of the order of {counted(count, 'trial')} that the field alone explains, at {short(tokens)} tokens",
+        fontsize=9,
     )
-    few = f": {count} trials are few, take it as a hint" if count < 10 * len(fields) else ""
+    few = f": {counted(count, 'trial')}, take it as a hint" if count < 10 * len(fields) else ""
     axes.set_title(f"{sweep.name}: importance of each field{few}", fontsize=11)
     axes.grid(axis="x", alpha=0.25)
     handles = [
@@ -254,8 +256,9 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
         for point in trial.copied:
             axes.plot((point.time - began) / size, row, "v", color=COLOURS[3], markersize=7, markeredgecolor="white")
         end = (trial.spans[-1][1] - began) / size if trial.spans else 0.0
-        best = f", {trial.best.value:.4f}" if trial.best else ""
-        told = f"{short(trial.tokens)} tokens{best}" if trial.status != "failed" else f"failed: {trial.reason[:60]}"
+        told = f"{short(trial.tokens)} tokens" + (f", {trial.best.value:.4f}" if trial.best else "")
+        if trial.status == "failed":
+            told = f"failed: {shorten(trial.reason, 22, placeholder=' …')}"
         axes.annotate(
             told, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color="0.25"
         )

@@ -87,6 +87,11 @@ def check_lengths(config: SweepConfig) -> None:
         raise UserError(
             f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.tokens_per_trial:,}: nothing would be stopped"
         )
+    if first == config.tokens_per_trial and config.scheduler in ("asha", "median"):
+        print(
+            f"note: a trial's first result is its last, so {config.scheduler} stops none early: lower --{option} to stop some",
+            flush=True,
+        )
 
 
 def check_presets(config: SweepConfig, domains: Mapping[str, Any]) -> None:

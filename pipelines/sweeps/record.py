@@ -49,6 +49,8 @@ class SweepRecord:
         self.ended_by_stopper = False
         """Whether a stopper has ended the sweep."""
         self.on_end: Callable[[Trial], None] = lambda trial: None
+        self._values: dict[str, dict[int, float]] = defaultdict(dict)
+        """The metric of each trial by tokens read."""
         self._runs: dict[str, TrainConfig] = {}
         self._tails: dict[str, Tail] = {}
         self._since: dict[str, float] = {}
@@ -134,6 +136,7 @@ class SweepRecord:
         trial.values = dict(event["values"])
         trial.best = None  # these metrics are of weights that it no longer has
         trial.last = None
+        self._values.pop(trial.id, None)
         self._runs.pop(trial.id, None)
         if copy_in(event) not in trial.exploited:
             trial.exploited.append(copy_in(event))
@@ -185,6 +188,7 @@ class SweepRecord:
 
     def _count(self, trial: Trial, step: int, value: float) -> None:
         self._advance_to(trial, step)
+        self._values[trial.id][step * self.run_of(trial).tokens_per_step] = value
         trial.last = MetricPoint(step, value)
         if trial.best is None or value < trial.best.value:
             trial.best = trial.last
@@ -198,9 +202,10 @@ class SweepRecord:
 
     def _why(self, by: str, trial: Trial) -> str:
         assert trial.last
-        best = min(other.best.value for other in self.sweep.trials.values() if other.best)
-        at = f"step {trial.last.step} ({trial.tokens:,} tokens)"
-        return f"{by} stopped it at {at}: {trial.last.value:.3f}, and the best trial had {best:.3f}"
+        tokens = trial.last.step * self.run_of(trial).tokens_per_step
+        others = [known[tokens] for name, known in self._values.items() if name != trial.id and tokens in known]
+        beside = f", and the best other trial had {min(others):.3f} there" if others else ""
+        return f"{by} stopped it at step {trial.last.step} ({tokens:,} tokens): {trial.last.value:.3f}{beside}"
 
     def watch(self) -> None:
         """Read the progress of the busy trials. Ask them to save and leave if the budget is spent or the sweep ends."""
@@ -264,6 +269,13 @@ class SweepRecord:
             self.sweep.save(trial)
         else:
             self._end(trial, "stopped", "a file `stop` in its folder asked it to")
+
+    def settle(self) -> None:
+        """As the command ends, write down the newest metric of trials that wait, as paused ones do. None is running then."""
+        for trial in self.sweep.trials.values():
+            if trial.status == "running" and not trial.reason:
+                trial.status = "pending"
+            self.sweep.save(trial)
 
     def _end(self, trial: Trial, status: Any, reason: str) -> None:
         trial.status = status

@@ -32,6 +32,7 @@ from pipelines.sweeps.sweep import BUDGET, Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
+from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces.drawing import fields
@@ -89,6 +90,7 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         status = "KILLED" if stop.asked() else "FINISHED"
     finally:
         try:
+            record.settle()
             best = sweep.best()
             if best:
                 write_best(sweep, best)
@@ -134,5 +136,10 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
             left += max(0, sweep.config.num_samples - len(sweep.trials))
         if left:
             print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
+    failed = sum(trial.status == "failed" for trial in sweep.trials.values())
+    if failed:
+        print(
+            f"{counted(failed, 'trial')} failed, for good in this sweep: to train such a trial again, start one by another --run"
+        )
     root = sweep.config.train.root if sweep.run.is_local else "runs"
     return print_findings(read_sweep(sweep.folder), sweep.run.place, Path(root).absolute())

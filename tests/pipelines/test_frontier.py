@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pipelines.reports.evaluation import write_report
-from pipelines.reports.frontier import Spot, pareto, perplexity_of, plot_frontier
+from pipelines.reports.frontier import Spot, pareto, perplexity_of, plot_frontier, without_beaten
 from pipelines.reports.sweep_report import report_sweep
 from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
@@ -28,6 +28,12 @@ def test_the_frontier_is_what_nothing_beats(tmp_path: Path) -> None:
     assert pareto([spot(3, 8), best[2], spot(2, 8), best[1], spot(6, 6), best[0], spot(5, 7)]) == best
     assert not differ([spot(1.186e6, 2), spot(1.192e6, 3)]) and not differ([])
     assert differ([spot(1, 2), spot(1.1, 2)])
+
+
+def test_a_line_joins_the_best_of_those_that_cost_the_same() -> None:
+    """Trials that differ in their rate alone lie above one another, and would make it a zigzag."""
+    curve = [spot(1, 2), spot(2, 9), spot(2, 5), spot(2, 7, window=3), spot(4, 1)]
+    assert without_beaten(curve) == [curve[0], curve[2], curve[3], curve[4]]
 
 
 def test_bits_per_token_are_shown_as_perplexity() -> None:

@@ -176,7 +176,10 @@ def test_stale_parts_of_another_plan_are_made_anew(
     [
         ({"segment_length": 32}, r"another segment_length \(64, now 32\): give another --store, or --overwrite"),
         ({"part_bytes": 5000}, r"another part_bytes \(4000, now 5000\)"),
-        ({"tokenizer": "sentencepiece-bpe:400"}, r"another tokenizer \(bytes of 257 ids, now sentencepiece-bpe:400 of 401\)"),
+        (
+            {"tokenizer": "sentencepiece-bpe:400"},
+            r"another tokenizer \(bytes of 257 ids, now sentencepiece-bpe:400 of 401\)",
+        ),
     ],
 )
 def test_a_store_of_other_inputs_is_kept(make_config, fields: dict, difference: str) -> None:

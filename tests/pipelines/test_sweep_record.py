@@ -97,6 +97,34 @@ def test_the_seconds_in_which_a_trial_waits_do_not_count_where_it_never_begins_a
     assert trial.seconds == 2.0
 
 
+def test_a_paused_trial_keeps_its_value_and_does_not_run_after_the_end(here: Make) -> None:
+    """As Tune pauses a population's trials: nobody says that they end when the command does."""
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    record.add(trial, 2, 8.4, "PAUSE")
+    record.settle()
+    written = read_trial(Path(record.sweep.folder) / "trials" / "001" / "trial.json", record.sweep.config.metric)
+    assert written.status == "pending"
+    assert written.best and written.best.value == 8.4
+
+
+def test_why_a_trial_was_stopped_compares_equal_amounts_of_training(here: Make) -> None:
+    record = SweepRecord(here(*GRID).sweep)
+    baseline = record.sweep.trials["000"]
+    trial = record.sweep.trials["001"]
+    for each in (baseline, trial):
+        record.begin(each)
+    record.add(trial, 1, 8.5, "STOP", "asha")
+    assert trial.reason.endswith(": 8.500")  # no other trial has got there
+    record.add(baseline, 2, 8.389, "CONTINUE")
+    record.add(baseline, 4, 7.177, "CONTINUE")
+    trial.reason = ""
+    record.add(trial, 2, 8.407, "STOP", "asha")
+    assert "asha stopped it at step 2 (" in trial.reason
+    assert trial.reason.endswith(": 8.407, and the best other trial had 8.389 there")
+
+
 class Told(Searcher):
     """Keeps the value with which each trial ended."""
 

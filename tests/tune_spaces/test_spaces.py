@@ -17,6 +17,7 @@ from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
 from tune_spaces import SPACES, Space, combine
 from tune_spaces.drawing import Draw, Searcher, draw, fields, grid
+from tune_spaces.spaces import parts_of
 from tune_spaces.stopping import scheduler
 
 
@@ -292,3 +293,9 @@ def test_rates_and_shapes_are_those_around_the_preset() -> None:
     shapes = grid(combine("schedule", {**given, "schedule.min_lr_ratio": final}), 1)
     kept = {each["schedule.min_lr_ratio"] for each in shapes if each["schedule.name"] != "cosine"}
     assert kept == {final}
+
+
+def test_blanks_around_a_plus_are_none_of_the_spaces() -> None:
+    assert parts_of("lr + states") == ["lr", "states"]
+    assert parts_of("optim.lr=1e-3,3e-3 + model.states=16") == ["optim.lr=1e-3,3e-3", "model.states=16"]
+    assert parts_of("optim.lr=1e+3..1e+4") == ["optim.lr=1e+3..1e+4"]
