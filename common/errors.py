@@ -87,9 +87,12 @@ def first_cause(error: BaseException, most: int = 200) -> str:
 
 
 def nearest(name: str, known: Iterable[str], many: str = "--help lists them") -> str:
-    """The end of an error message on an unknown name: the nearest known name, then all of them if they are few, else ``many``."""
+    """The end of an error message on an unknown name: the nearest of the known names that begin with it, or else of all; then all,
+    if they are few, else ``many``.
+    """
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    longer = [each for each in known if len(name) > 2 and each.startswith(name)]
+    near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
     return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
 
 

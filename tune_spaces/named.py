@@ -67,7 +67,7 @@ def make(text: str, base: type = object, instead: str = "", given: dict[str, Any
 
 
 def _cannot(text: str, error: Exception) -> ValueError:
-    why = str(error) or type(error).__name__  # Tune asserts that a package is there
+    why = (str(error) or type(error).__name__).rstrip(".")  # Tune asserts that a package is there
     return ValueError(
         f"{text} cannot be made: {why}; write module:Name(field=value, …), as in "
         "ray.tune.schedulers:MedianStoppingRule(min_samples_required=3)"

@@ -8,6 +8,7 @@ A scheduler's time is in tokens; HyperBand's in rungs of ``least`` tokens. A low
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -88,6 +89,11 @@ def scheduler(
     if issubclass(kind, HyperBandScheduler):
         offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
     check_written(name, given, domains, every)
+    takes_bounds = "hyperparam_bounds" in inspect.signature(kind).parameters
+    if takes_bounds and not (offered | given)["hyperparam_bounds"]:
+        raise ValueError(
+            f"{name} chooses values between two ends: write a range such as optim.lr=1e-4..1e-2, not a list"
+        )
     rule = make(path, **offered)
     if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
         raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")

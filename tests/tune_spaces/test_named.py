@@ -95,6 +95,10 @@ class LearnsLater(Counts):
             "ray.tune.schedulers:PopulationBasedTraining(perturbation_interval='x')",
             "perturbation_interval is 'x': write a number",
         ),
+        (
+            "ray.tune.schedulers.pb2:PB2",
+            "PB2 chooses values between two ends: write a range such as optim.lr=1e-4..1e-2",
+        ),
         ("ray.tune.schedulers:MedianStoppingRule(grace_period='x')", "grace_period is 'x': write a number"),
     ],
 )
