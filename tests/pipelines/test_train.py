@@ -183,7 +183,7 @@ def test_the_speed_counts_no_padding(train: Train, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Speed, "metrics", counting)
     folder = train("--steps", "8", "--log-every", "4")
     logged = [record.metrics["train/tokens"] for record in records_with(folder, "train/epoch")]
-    assert list(itertools.accumulate(counted)) == logged
+    assert counted == logged
     assert logged[-1] < 8 * 4 * 32, "documents end within blocks"
 
 
