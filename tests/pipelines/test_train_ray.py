@@ -146,7 +146,7 @@ def test_a_signal_and_a_checkpoint_that_cannot_be_written_is_no_saved_stop(long_
         os.kill(os.getpid(), signal.SIGTERM)
 
     Meanwhile(checkpoints.parent, obstruct_and_ask)
-    with pytest.raises(SaveError, match=r"could not be written .*Not a directory"):
+    with pytest.raises(SaveError, match=r"could not be written .*File exists"):
         main(long_run)
 
 
