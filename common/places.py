@@ -369,9 +369,8 @@ def _scan(folder: str, recursive: bool, follow: bool, broken: bool) -> Iterator[
                 try:
                     is_dir = entry.is_dir()
                     size = entry.stat().st_size
-                except (
-                    OSError
-                ) as error:  # a link to nothing, to itself or into a closed folder, or a file that has just gone
+                except OSError as error:
+                    # A link to nothing, to itself or into a closed folder, or a file that has just gone.
                     if isinstance(error, PermissionError) and not entry.is_symlink():
                         raise  # the folder may be listed and not searched: its files would be lost without a word
                     if not (broken and entry.is_symlink()):

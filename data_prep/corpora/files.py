@@ -44,13 +44,15 @@ def files_in(
     Args:
         links: follow links to files.
         follow: list the files in linked folders too.
-        takes: whether the corpus reads a file of this name; `check_links` is then called, so that no text is lost unnoticed.
+        takes: whether the corpus reads a file of this name: others are left out, and links are checked (`check_links`), so that no
+            text is lost unnoticed. By default all files are listed.
     """
     files = [file for file in folder.list(recursive, follow, broken=takes is not None) if not file.is_dir]
-    if not folder.is_local:
-        return files
     if takes:
         check_links(files, takes)
+        files = [file for file in files if takes(file.name)]
+    if not folder.is_local:
+        return files
     return [file for file in files if os.path.isfile(file.place.path) and (links or not is_link(file.place))]
 
 
@@ -71,12 +73,8 @@ def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset
     if root.is_file():
         check_name(root.parent, root.name)
         return [Listed(root, root.name, root.size(), is_dir=False)]
-
-    def takes(name: str) -> bool:
-        return name.lower().endswith(endings)
-
-    files = [file for file in files_in(root, recursive=True, follow=True, takes=takes) if takes(file.name)]
-    files = [file for file in files if file.place.name not in left_out and not is_hidden(file.name)]
+    found = files_in(root, recursive=True, follow=True, takes=lambda name: name.lower().endswith(endings))
+    files = [file for file in found if file.place.name not in left_out and not is_hidden(file.name)]
     if not files:
         raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")
     for file in files:

@@ -63,7 +63,7 @@ class Pg19:
         if folder is None:
             return []
         found = files_in(folder, takes=lambda name: name.endswith(".txt"))
-        files = [file for file in found if file.name.endswith(".txt") and not is_hidden(file.name)]
+        files = [file for file in found if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{folder} holds no *.txt file: put the books of the PG-19 release there")
         if split == "train" and self.books:

@@ -62,8 +62,7 @@ class Text:
         """One source for each file of the split's folder, or by hash where there are no such folders."""
         root = folder_of(self.name, self.source)
         folders = split_folders(root)
-        found = files_in(root, recursive=True, follow=True, takes=self.takes)
-        matching = [file for file in found if self.takes(file.name)]
+        matching = files_in(root, recursive=True, follow=True, takes=self.takes)
         files = [file for file in matching if not is_hidden(file.name)]
         if not files:
             raise CorpusError(f"{root} holds no file that matches {self.pattern!r}: give another --source or --pattern")
