@@ -8,7 +8,7 @@ the windows differ, else for each model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,13 @@ def without_beaten(curve: Sequence[Spot]) -> list[Spot]:
     return list(best.values())
 
 
+def draw_curve(axes: Axes, curve: Sequence[Spot], x: Callable[[Spot], float], look: dict[str, Any]) -> None:
+    """Draw all spots of a curve over their ``x``, and a line through those of `without_beaten`."""
+    lowest = without_beaten(curve)
+    axes.plot([x(spot) for spot in curve], [spot.value for spot in curve], **look | {"linestyle": ""})
+    axes.plot([x(spot) for spot in lowest], [spot.value for spot in lowest], **look)
+
+
 def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
     """Write beside each spot its window, or its overlap or name where all have one window. Returns which of them it is."""
     beside = "name"
@@ -111,15 +118,11 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     for number, (label, curve) in enumerate(curves_of(spots, by_overlap=several).items()):
         drawn: dict[str, Any] = {"color": colour_of(number), "linestyle": line_of(number), "linewidth": 1.4}
         drawn |= {"marker": "o", "markersize": 5}
-        panels[0].plot([spot.flops for spot in curve], [spot.value for spot in curve], **drawn | {"linestyle": ""})
-        lowest = without_beaten(curve)
-        panels[0].plot([spot.flops for spot in lowest], [spot.value for spot in lowest], **drawn)
+        draw_curve(panels[0], curve, lambda spot: spot.flops, drawn)
         handles.append(Line2D([], [], label=label, **drawn))
         sized = [spot for spot in curve if "window" in spot.windows]
         if several and sized:
-            panels[1].plot([s.windows["window"] for s in sized], [s.value for s in sized], **drawn | {"linestyle": ""})
-            lowest = without_beaten(sized)
-            panels[1].plot([s.windows["window"] for s in lowest], [s.value for s in lowest], **drawn)
+            draw_curve(panels[1], sized, lambda spot: spot.windows["window"], drawn)
     x_label = f"{of_flops} (log)"
     if len(spots) <= NAMED:
         x_label += f"; beside each, its {label_spots(panels[0], spots)}"
