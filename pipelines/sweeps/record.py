@@ -271,11 +271,14 @@ class SweepRecord:
             self._end(trial, "stopped", "a file `stop` in its folder asked it to")
 
     def settle(self) -> None:
-        """As the command ends, write down the newest metric of trials that wait, as paused ones do. None is running then."""
+        """As the command ends, write down the newest metric of trials that Tune has paused, and that they do not run. All others
+        were saved when they ended.
+        """
         for trial in self.sweep.trials.values():
-            if trial.status == "running" and not trial.reason:
-                trial.status = "pending"
-            self.sweep.save(trial)
+            if trial.status == "running":
+                if not trial.reason:
+                    trial.status = "pending"
+                self.sweep.save(trial)
 
     def _end(self, trial: Trial, status: Any, reason: str) -> None:
         trial.status = status
