@@ -315,6 +315,11 @@ MORE = {
 """What makes them small. Words that come later count."""
 
 
+def python_of(page: str) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"^```python\n(.*?)^```", TEXTS[page], re.MULTILINE | re.DOTALL)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_chain_of_commands_runs(
@@ -333,7 +338,7 @@ def test_a_chain_of_commands_runs(
         said = capsys.readouterr()
         assert not status, f"{line.strip()}: {said.out}{said.err}"
     assert (tmp_path / "exported/mine/model.safetensors").exists() and (tmp_path / "runs/again/checkpoints").exists()
-    [block] = re.findall(r"^```python\n(.*?)^```", TEXTS["docs/start-laptop.md"], re.MULTILINE | re.DOTALL)
+    [block] = python_of("docs/start-laptop.md")
     exec(block, {})
     assert capsys.readouterr().out.startswith("Once upon a time")
 
@@ -344,8 +349,7 @@ def test_the_loop_of_the_python_interface_learns(
     monkeypatch.chdir(tmp_path)
     where = ["--source", str(text_folder), "--store", "runs/store"]
     prepare.main(["text", *where, "--tokenizer", "bytes", "--num-workers", "0"])
-    blocks = re.findall(r"^```python\n(.*?)^```", TEXTS["docs/api.md"], re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if "store" in block]
+    [block] = [block for block in python_of("docs/api.md") if "store" in block]
     made: dict[str, Any] = {}
     exec(block, made)
     assert made["loss"].item() < 0.8 * math.log(257)
@@ -355,7 +359,7 @@ def test_the_loop_of_the_python_interface_learns(
 @pytest.mark.parametrize("name", ["README.md", "docs/start-notebook.md"])
 def test_the_first_python_of_a_page_runs(name: str) -> None:
     """It carries State over two segments, as its comments say."""
-    [block, *_] = re.findall(r"^```python\n(.*?)^```", TEXTS[name], re.MULTILINE | re.DOTALL)
+    [block, *_] = python_of(name)
     made: dict[str, Any] = {}
     exec(block, made)
     assert made["nats"].shape[1] == 512

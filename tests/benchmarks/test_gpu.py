@@ -77,7 +77,8 @@ def test_a_model_that_does_not_fit_gets_half_the_lanes_and_one_that_fails_stops_
         return gpu.Measurement(name, unit, config.most_lanes, config.length)
 
     monkeypatch.setattr(gpu, "measured", measured)
-    assert (fits := gpu.fitted("slide", "no", config)).lanes == 1 and not fits.failure
+    fits = gpu.fitted("slide", "no", config)
+    assert fits.lanes == 1 and not fits.failure
     asked = gpu.fitted("slide", "no", replace(config, lanes=8))
     assert asked.lanes == 8 and asked.failure.startswith("OutOfMemoryError")
     assert gpu.fitted("vanilla", "no", config).failure == "ValueError: of its own"

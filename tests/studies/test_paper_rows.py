@@ -97,7 +97,8 @@ def test_the_other_numbers_are_the_papers() -> None:
     (vocabulary,) = [row for row in tables["table-5"].rows if row.label == "SPM 512"]
     assert numbers(text, "Table 5: Test", "Figure 7", "512", 4) == list(vocabulary.paper.values())
     gpt2 = [row.paper for row in PAPERS["gpt2"]["table-2"].rows]
-    first, ours = "adding-recurrence-to-pretrained-transformers", [list(row.values()) for row in gpt2]
+    first = "adding-recurrence-to-pretrained-transformers"
+    ours = [list(row.values()) for row in gpt2]
     found = numbers(first, "300 token window\t0\t172.25", "Table 2", "300 token window", 36)
     assert found[:4] == [0, *ours[0][:2], ours[0][2] / 1e8] and found[-4:] == [200, *ours[8][:2], ours[8][2] / 1e8]
     found = numbers(first, "300 token window\t0\t172.25", "Table 2", "(Ours)", 20)
