@@ -4,8 +4,8 @@
     python -m benchmarks.results --check        ends with status 2 if a page is not what its JSON gives
     python -m benchmarks.pipeline_cost --record the same benchmark, whose result is recorded as well
 
-A study's JSON has a `title`, a `text` (paragraphs below the title) and a list `records`. A record has these fields; empty ones
-are left out:
+A study's JSON has a `title`, a `text` (paragraphs below the title), a list `records`, and may have `summaries`, tables whose cells
+are those of records (`benchmarks.summaries`). A record has these fields; empty ones are left out:
 
     name         heading of the record on the page
     text         paragraphs before the result
@@ -27,12 +27,14 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks import machine
+from benchmarks.summaries import Column, Summary
 from common.errors import UserError
 from common.files import parse_json, write_atomically
 from common.lock import file_lock
@@ -93,6 +95,7 @@ class Study:
 
     title: str
     text: Sequence[str] = ()
+    summaries: Sequence[Summary] = ()
     records: Sequence[Record] = ()
 
 
@@ -131,9 +134,10 @@ def record(
         same_name = [at for at, each in enumerate(records) if each.name == name]
         at = same_name[-1] + 1 if same_name else len(records)
         records.insert(at, new)
-        updated = Study(title=old.title, text=old.text, records=records)
+        updated = replace(old, records=records)
+        page = render(updated, folder)
         write_atomically(path, dump(updated).encode())
-        write_atomically(place / PAGE, render(updated).encode())
+        write_atomically(place / PAGE, page.encode())
 
 
 @dataclass(frozen=True)
@@ -190,22 +194,41 @@ def read(path: Path) -> Study:
     try:
         content = parse_json(path.read_text("utf-8"))
         records = [Record(**each) for each in content.pop("records", [])]
-        return Study(**content, records=records)
+        summaries = [_summary(**each) for each in content.pop("summaries", [])]
+        return Study(**content, summaries=summaries, records=records)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no study ({error}): correct it, or restore it with git") from error
 
 
+def _summary(*, columns: Sequence[Mapping[str, str]], **fields: Any) -> Summary:
+    return Summary(columns=[Column(**each) for each in columns], **fields)
+
+
 def dump(study: Study) -> str:
     """JSON in which a table's row is one line and empty fields are left out."""
-    records = [{key: value for key, value in asdict(each).items() if value} for each in study.records]
-    lines = ["{", f' "title": {_json(study.title)},', f' "text": {_list(study.text, 1)},', ' "records": [']
-    for at, each in enumerate(records):
-        fields = [
-            f'   "{key}": {_list(value, 3) if isinstance(value, (list, tuple)) else _json(value)}'
-            for key, value in each.items()
-        ]
-        lines += ["  {", ",\n".join(fields), "  }" + ("," if at < len(records) - 1 else "")]
-    return "\n".join([*lines, " ]", "}"]) + "\n"
+    fields = [f' "title": {_json(study.title)}', f' "text": {_list(study.text, 1)}']
+    if study.summaries:
+        fields.append(f' "summaries": {_objects(study.summaries)}')
+    fields.append(f' "records": {_objects(study.records)}')
+    return ",\n".join(["{\n" + fields[0], *fields[1:]]) + "\n}\n"
+
+
+def _objects(items: Sequence[Record | Summary]) -> str:
+    """A list of objects, each field on lines of its own, as deep as a study's lists are."""
+    objects = []
+    for item in items:
+        fields = [f'   "{key}": {_field(value)}' for key, value in asdict(item).items() if value]
+        objects.append("  {\n" + ",\n".join(fields) + "\n  }")
+    return "[\n" + ",\n".join(objects) + "\n ]" if objects else "[\n ]"
+
+
+def _field(value: object) -> str:
+    """The items of a list or a mapping on lines of their own, at the depth of a record's fields."""
+    if isinstance(value, (list, tuple)):
+        return _list(value, 3)
+    if isinstance(value, dict):
+        return "{\n" + ",\n".join(f"    {_json(key)}: {_json(item)}" for key, item in value.items()) + "\n   }"
+    return _json(value)
 
 
 def _json(value: object) -> str:
@@ -219,9 +242,19 @@ def _list(items: Sequence[object], indent: int) -> str:
     return "[\n" + ",\n".join(f"{space} {_json(item)}" for item in items) + f"\n{space}]"
 
 
-def render(study: Study) -> str:
-    """The page of a study, in Markdown."""
+def render(study: Study, folder: Path = FOLDER) -> str:
+    """The page of a study, in Markdown. ``folder`` has the other studies, from which its summaries may take cells.
+
+    Raises UserError if a summary names what no record has.
+    """
     blocks = [f"# {study.title}", _paragraphs(study.text)]
+    for summary in study.summaries:
+        blocks.append(f"## {summary.name}")
+        try:
+            table = _table(summary.headings(), summary.rows(_finder(study, folder)))
+        except ValueError as error:
+            raise UserError(f"{error}: correct the summary in {JSON}") from error
+        blocks += [_paragraphs(summary.text), table, _paragraphs(summary.notes)]
     heading = ""
     for each in study.records:
         if each.name != heading:
@@ -230,6 +263,19 @@ def render(study: Study) -> str:
         table = _table(each.columns, each.rows) if each.columns else ""
         blocks += [_paragraphs(each.text), table, _source(each), _paragraphs(each.notes)]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _finder(own: Study, folder: Path) -> Callable[[str, str], Record]:
+    """A function that finds the newest record of a name, in the study of a name; "" is the study itself."""
+
+    def find(study: str, name: str) -> Record:
+        records = read(folder / study / JSON).records if study else own.records
+        found = [each for each in records if each.name == name]
+        if not found:
+            raise ValueError(f"no record is named {name!r}")
+        return found[-1]
+
+    return find
 
 
 def _paragraphs(texts: Sequence[str]) -> str:
@@ -273,7 +319,7 @@ def main(argv: list[str]) -> None:
     stale = []
     for path in studies:
         page = path.with_name(PAGE)
-        text = render(read(path))
+        text = render(read(path), folder)
         if page.exists() and page.read_text("utf-8") == text:
             continue
         stale.append(os.path.relpath(page))

@@ -104,3 +104,61 @@ def test_a_page_that_is_out_of_date_is_found_and_rendered(tmp_path: Path) -> Non
 def test_the_pages_in_the_tree_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     results.main(["--check"])
     assert "current" in capsys.readouterr().out
+
+
+SUMMARY = {
+    "name": "All",
+    "models": {"lstm": ["lstm at 2e-3", "lstm"], "transformer-xl": ["xl"]},
+    "columns": [
+        {"heading": "S3", "study": "a", "record": "S3", "column": "wrong, %", "best": "least"},
+        {"heading": "names", "record": "Names", "column": "10", "best": "most"},
+    ],
+}
+
+
+def with_summary(path: Path, summary: Any) -> str:
+    return json.dumps({**json.loads(path.read_text("utf-8")), "summaries": [summary]})
+
+
+def test_the_cells_of_a_summary_are_those_of_the_records(tmp_path: Path) -> None:
+    results.record(
+        "a",
+        "S3",
+        columns=("model", "wrong, %"),
+        rows=[("lstm", "**0.0**, 0.3"), ("xl", 68.8)],
+        command="true",
+        folder=tmp_path,
+    )
+    results.record(
+        "b", "Names", columns=("model", "10"), rows=[("lstm at 2e-3", "7 (12)")], command="true", folder=tmp_path
+    )
+    path = tmp_path / "b" / results.JSON
+    path.write_text(with_summary(path, SUMMARY), "utf-8")
+    study = results.read(path)
+    page = results.render(study, tmp_path)
+    assert (
+        "| model | S3 | names |\n| --- | --- | --- |\n| lstm | **0.0, 0.3** | **7** |\n| transformer-xl | 68.8 | – |"
+        in page
+    )
+    path.write_text(results.dump(study), "utf-8")
+    assert results.read(path) == study
+    results.record("b", "More", command="true", folder=tmp_path)
+    assert "## All\n" in (tmp_path / "b" / results.PAGE).read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("Names", "names", "no record is named 'names'"),
+        ('"10"', '"24"', "the record 'Names' has no column '24'"),
+        ("lstm at 2e-3", "gru", "the record 'Names' has none of the models"),
+        ("most", "highest", "best is 'highest', where it must be one of least, most"),
+    ],
+)
+def test_a_summary_that_names_nothing_is_an_error(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    results.record("a", "S3", columns=("model", "wrong, %"), rows=[("lstm", 0.0)], command="true", folder=tmp_path)
+    results.record("b", "Names", columns=("model", "10"), rows=[("lstm at 2e-3", 7)], command="true", folder=tmp_path)
+    path = tmp_path / "b" / results.JSON
+    path.write_text(with_summary(path, json.loads(json.dumps(SUMMARY).replace(old, new))), "utf-8")
+    with pytest.raises(UserError, match=re.escape(complaint)):
+        results.main(["--folder", str(tmp_path)])
