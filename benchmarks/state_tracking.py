@@ -101,7 +101,7 @@ def training(config: BenchConfig, task: str, model: str, seed: int) -> Training:
 
 def read(task: str, model: str, seed: int, training: Training) -> Result | None:
     """The result of a trained model on the test split; None if it is not trained to the end and scored."""
-    found = training.evaluation({}, "test") if training.is_done() else None
+    found = training.evaluation("test") if training.is_done() else None
     if found is None:
         return None
     score = found.carried

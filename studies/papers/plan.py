@@ -66,8 +66,8 @@ class Plan:
         made += [self.study.training(run, seed) for seed in others for run in chosen]
         return list({training.name: training for training in made}.values())
 
-    def cells(self) -> Iterator[tuple[Row, Column, Run, Training]]:
-        """Row, column, run and training of each of our results, seed by seed."""
+    def cells(self) -> Iterator[tuple[Row, Column, Training]]:
+        """Row, column and training of each of our results, seed by seed."""
         chosen = [
             (row, {key: self.choice.chosen(run) for key, run in self.runs_of(row).items()}) for row in self.table.rows
         ]
@@ -77,7 +77,7 @@ class Plan:
                     key = column.of or next(iter(runs), "")
                     run = runs.get(key)
                     if run:
-                        yield row, self.scored(column, key), run, self.study.training(run, seed)
+                        yield row, self.scored(column, key), self.study.training(run, seed)
 
     def scored(self, column: Column, key: str) -> Column:
         """The column; one that names no run, such as a time, takes the split of the first column of the run ``key``."""
@@ -101,14 +101,14 @@ class Plan:
 
     def evaluation_jobs(self) -> list[Job]:
         """The missing evaluations of finished trainings, each once. One that is still missing after it was run has failed."""
-        cells = [(column, run.read, training) for _, column, run, training in self.cells() if training.is_done()]
-        jobs = {training.evaluation_job(read, column.split): None for column, read, training in cells}
+        done = [(column, training) for _, column, training in self.cells() if training.is_done()]
+        jobs = {training.evaluation_job(column.split): None for column, training in done}
         return [job for job in jobs if not self.study.record.is_current(job)]
 
     def comparison_jobs(self, folder: Path) -> list[Job]:
         """The comparison of the table's two models token by token, each with its row's first seed and column."""
         first: dict[str, Training] = {}
-        for row, _, _, training in self.cells():
+        for row, _, training in self.cells():
             first.setdefault(row.label, training)
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
         if not compared or len(compared) < len(self.table.tokens):
@@ -138,8 +138,8 @@ class Plan:
     def results(self, command: str) -> Results:
         """The metrics of everything that is evaluated."""
         found = Found()
-        for row, column, run, training in self.cells():
-            evaluation = training.evaluation(run.read, column.split)
+        for row, column, training in self.cells():
+            evaluation = training.evaluation(column.split)
             if evaluation:
                 found.add(row, column, training, evaluation)
         baseless = self.divide_times(found)
@@ -209,7 +209,7 @@ class Plan:
         made: list[Path] = []
         if self.table.cumulative:
             split = self.table.columns[0].split
-            found = [training.evaluation({}, split) for training in self.scored_trainings()]
+            found = [training.evaluation(split) for training in self.scored_trainings()]
             evaluations = [evaluation for evaluation in found if evaluation]
             if evaluations:
                 made.append(plot_cumulative(evaluations, folder / "cumulative.png"))

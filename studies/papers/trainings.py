@@ -3,8 +3,8 @@
     place = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
     training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
     failed = run_jobs([training.job()], at_once=2)               # as `pipelines.train` on the command line: it resumes where it was
-    failed = run_jobs([training.evaluation_job({}, "test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
-    training.evaluation({}, "test")                         # and read
+    failed = run_jobs([training.evaluation_job("test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
+    training.evaluation("test")                             # and read
 
 Nothing here depends on a table or a paper: benchmarks use it too.
 """
@@ -132,7 +132,7 @@ class StudyFolder:
             "seed": seed,
             "run": self.training_name(run, seed),
         }
-        return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.checkpoint)
+        return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.read, run.checkpoint)
 
     def training_name(self, run: Run, seed: int) -> str:
         """The name of a training: its preset, its data, and the fields by which its weights differ from the preset's."""
@@ -157,7 +157,9 @@ class Training:
     data: Data
     config: TrainConfig
     preset: str
-    checkpoint: Literal["newest", "best"] = "newest"
+    read: Mapping[str, int]
+    """`window` and `overlap` in scoring, where they differ from those of training."""
+    checkpoint: Literal["newest", "best"]
     """Which checkpoint is scored; best: the best of those that were validated."""
 
     @property
@@ -206,9 +208,9 @@ class Training:
         scored = self.scored() if self.checkpoint == "best" else None
         return scored is not None and not best([scored])
 
-    def report(self, read: Mapping[str, int], split: str) -> Path:
-        """Folder of the evaluation with these windows and overlaps (`Run.read`)."""
-        windows = "".join(f"-{name}-{value}" for name, value in read.items())
+    def report(self, split: str) -> Path:
+        """Folder of the evaluation on a split."""
+        windows = "".join(f"-{name}-{value}" for name, value in self.read.items())
         of_best = "-best" if self.checkpoint == "best" else ""
         return self.study.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
@@ -225,9 +227,9 @@ class Training:
             Path(self.config.data.store) / self.data.corpus / split / "manifest.json",
         )
 
-    def evaluation_job(self, read: Mapping[str, int], split: str) -> Job:
-        windows = [word for name, value in read.items() for word in (f"--{name}", str(value))]
-        output = self.report(read, split)
+    def evaluation_job(self, split: str) -> Job:
+        windows = [word for name, value in self.read.items() for word in (f"--{name}", str(value))]
+        output = self.report(split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
         tracking = tracking_words(self.config.tracking)
         where = (str(self.model), "--store", str(self.study.store(self.data)), "--output", str(output), *tracking)
@@ -235,11 +237,11 @@ class Training:
         made = (output / "report.json",)
         return Job(name, "evaluate", words, self.reads(split), made, where, self.study.log(name))
 
-    def evaluation(self, read: Mapping[str, int], split: str) -> Evaluation | None:
+    def evaluation(self, split: str) -> Evaluation | None:
         """The finished evaluation; None if there is none, or if the weights or the text have changed since."""
-        if not self.study.record.is_current(self.evaluation_job(read, split)):
+        if not self.study.record.is_current(self.evaluation_job(split)):
             return None
-        (found,) = read_report(self.report(read, split))
+        (found,) = read_report(self.report(split))
         return found
 
     def validated(self, errors: bool) -> float:
@@ -327,7 +329,7 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
     run_all([study.preparation_job(data) for data, study in studies.items() if not study.is_prepared(data)], 1)
     run_all([each.job() for each in trainings if not each.is_done()], at_once)
     if scored:
-        run_all([each.evaluation_job({}, scored) for each in trainings if not each.evaluation({}, scored)], at_once)
+        run_all([each.evaluation_job(scored) for each in trainings if not each.evaluation(scored)], at_once)
 
 
 def value_of(text: str) -> Any:

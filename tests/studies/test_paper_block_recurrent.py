@@ -47,12 +47,12 @@ def test_the_step_time_needs_no_other_split_than_the_numbers_beside_it(monkeypat
     columns = ("step time", "GitHub")
     config = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",), columns=columns)
     monkeypatch.setattr(type(config.plan().study), "is_prepared", lambda self, data: True)
-    assert {column.split for _, column, _, _ in config.plan().cells()} == {"validation"}
+    assert {column.split for _, column, _ in config.plan().cells()} == {"validation"}
     both = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",))
-    scored = {(run.data.corpus, column.split) for _, column, run, _ in both.plan().cells()}
+    scored = {(training.data.corpus, column.split) for _, column, training in both.plan().cells()}
     assert scored == {("pg19", "test"), ("arxiv", "test"), ("python-source", "validation")}
     asked = paper.PaperConfig("block-recurrent", "table-1", only=("Slide:12L",), split="test")
-    assert {column.split for _, column, _, _ in asked.plan().cells()} == {"test"}
+    assert {column.split for _, column, _ in asked.plan().cells()} == {"test"}
 
 
 @pytest.mark.parametrize("scale", ["paper", "tiny"])

@@ -64,11 +64,11 @@ def test_a_run_that_got_worse_is_scored_where_it_was_best(
     fields = {**REC, "optim.lr": 3.0, "schedule.warmup_steps": 0, "validate_every": 2, "validate_tokens": 200}
     of_best = place.training(Run("small-rec", TEXT, fields, checkpoint="best"), 0)
     train(of_best.job().argv)
-    evaluate.main(of_best.evaluation_job({}, "validation").argv)
-    place.record.keep(of_best.evaluation_job({}, "validation"))
-    found = of_best.evaluation({}, "validation")
+    evaluate.main(of_best.evaluation_job("validation").argv)
+    place.record.keep(of_best.evaluation_job("validation"))
+    found = of_best.evaluation("validation")
     newest = replace(of_best, checkpoint="newest")
-    assert found and found.step == 2 and newest.evaluation({}, "validation") is None
+    assert found and found.step == 2 and newest.evaluation("validation") is None
     assert [training.scored().step for training in (of_best, newest)] == [2, 4]  # pyrefly: ignore
     unvalidated = place.training(Run("small-rec", TEXT, {**fields, "validate_every": 0}, checkpoint="best"), 1)
     train(unvalidated.job().argv)
