@@ -98,33 +98,30 @@ def words_of(
         if pieces[number] is None:
             ends_T[number] = ends_T[number + 1]
     found = list(WORD.finditer("".join(text or "" for text in pieces)))
+    texts = [match.group() for match in found]
     starts_N = np.array([match.start() for match in found], np.int64)
     stops_N = np.array([match.end() for match in found], np.int64)
     # The tokens whose last character lies in the word: a blank before it belongs to its first token.
     first_N = np.searchsorted(ends_T, starts_N, "right")
     last_N = np.searchsorted(ends_T, stops_N, "right")
-    kept = last_N > first_N  # not words in which no token ends
     before = list[int]()
     seen = dict[str, int]()
-    for match, offset in zip(found, first_N.tolist(), strict=True):  # words that are not kept count, too
-        text = match.group()
+    for text, offset in zip(texts, first_N.tolist(), strict=True):
         before.append(max(offset - seen[text], 1) if text in seen else 0)
         seen[text] = offset
-    texts = [match.group() for match, keep in zip(found, kept.tolist(), strict=True) if keep]
-    first_N = first_N[kept]
-    last_N = last_N[kept]
     sums_MT = np.concatenate([np.zeros((len(nats_MT), 1)), np.cumsum(np.asarray(nats_MT, np.float64), axis=1)], axis=1)
-    counts = Counter(match.group() for match in found)
+    counts = Counter(texts)
     names = [text[0].isupper() and counts[text] > counts[text.lower()] for text in texts]
-    return Words(
+    words = Words(
         np.array(texts, object),
         np.full(len(texts), document, np.int32),
         first_N.astype(np.int64),
         (last_N - first_N).astype(np.int32),
-        np.array(before, np.int64)[kept],
+        np.array(before, np.int64),
         np.array(names, bool),
         sums_MT[:, last_N] - sums_MT[:, first_N],
     )
+    return words.at(last_N > first_N)  # a word in which no token ends only counts as an occurrence
 
 
 def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:
