@@ -346,9 +346,14 @@ def mlflow_curve(root: Path, run: str) -> list[Point]:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     found = [entry for entry in client.search_runs(experiments) if entry.info.run_name == run]
     assert len(found) == 1, f"{len(found)} runs in MLflow are called {run}"
+    return points_in_mlflow(client, found[0])
+
+
+def points_in_mlflow(client: Any, run: Any) -> list[Point]:
+    """The points of one of MLflow's runs, without speeds."""
     return sorted(
         (point.step, key, point.value)
-        for key in found[0].data.metrics
+        for key in run.data.metrics
         if "per_second" not in key
-        for point in client.get_metric_history(found[0].info.run_id, key)
+        for point in client.get_metric_history(run.info.run_id, key)
     )

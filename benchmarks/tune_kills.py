@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.killing import SIZE, TINY, curve, make_store
+from benchmarks.killing import SIZE, TINY, curve, make_store, points_in_mlflow
 from pipelines.terminal import cli
 
 SWEEPS = {
@@ -111,8 +111,12 @@ def kill(command: Sequence[str], log: Path, seconds: float, training: bool) -> s
         assert process.wait(seconds) == 0, f"status {process.returncode}: {log.read_text()[-3000:]}"
         return None
     end(process)
-    trials = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
-    return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials) or "before its first trial"
+    return " ".join(f"{trial['status']}:{trial['steps']}" for trial in trials_of(folder)) or "before its first trial"
+
+
+def trials_of(folder: Path) -> list[dict[str, Any]]:
+    """The trials of a sweep, as their trial.json has them, in the order of their ids."""
+    return [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
 
 
 def validations(folder: Path) -> int:
@@ -142,12 +146,8 @@ def finish(command: Sequence[str], log: Path) -> None:
 def compare(root: Path) -> list[str]:
     """The differences between the two sweeps."""
     wrong = []
-    trials = {
-        sweep: [json.loads(path.read_text()) for path in sorted((root / sweep / "trials").glob("*/trial.json"))]
-        for sweep in ("calm", "killed")
-    }
     told = ("id", "values", "status", "steps", "tokens", "best", "last", "baseline", "exploited")
-    for calm, killed in zip(trials["calm"], trials["killed"], strict=True):
+    for calm, killed in zip(trials_of(root / "calm"), trials_of(root / "killed"), strict=True):
         wrong += [f"{calm['id']}'s {key}" for key in told if calm[key] != killed[key]]
         ours, theirs = (curve(root / sweep / "trials" / calm["id"]) for sweep in ("killed", "calm"))
         if ours != theirs or not ours:
@@ -160,8 +160,7 @@ def counted_twice(folder: Path) -> list[str]:
     events = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     seen = Counter((event["trial"], event["step"]) for event in events if event["event"] == "result")
     wrong = [f"{trial} at step {step} counts {count} times" for (trial, step), count in seen.items() if count > 1]
-    trials = [json.loads(path.read_text()) for path in sorted((folder / "trials").glob("*/trial.json"))]
-    wrong += [f"{trial['id']} is {trial['status']}" for trial in trials if trial["status"] not in STATUSES]
+    wrong += [f"{trial['id']} is {trial['status']}" for trial in trials_of(folder) if trial["status"] not in STATUSES]
     return wrong if seen else [*wrong, "no metric counted"]
 
 
@@ -175,10 +174,8 @@ def in_mlflow(root: Path) -> list[str]:
     for sweep in ("calm", "killed"):
         parents = [run for run in runs if run.info.run_name == sweep]
         children = [run for run in runs if str(run.info.run_name).startswith(f"{sweep}/")]
-        trials = sorted(path.parent.name for path in (root / sweep / "trials").glob("*/trial.json"))
-        if len(parents) != 1 or sorted(str(run.info.run_name) for run in children) != [
-            f"{sweep}/trials/{t}" for t in trials
-        ]:
+        trials = {f"{sweep}/trials/{trial['id']}": trial for trial in trials_of(root / sweep)}
+        if len(parents) != 1 or sorted(str(run.info.run_name) for run in children) != list(trials):
             wrong.append(
                 f"{sweep}: {len(parents)} parents and {len(children)} children in MLflow for {len(trials)} trials"
             )
@@ -186,21 +183,18 @@ def in_mlflow(root: Path) -> list[str]:
         if parents[0].info.status != "FINISHED":
             wrong.append(f"{sweep} is {parents[0].info.status} in MLflow")
         for run in children:
-            trial = json.loads((root / str(run.info.run_name) / "trial.json").read_text())
-            if run.info.status != STATUSES.get(trial["status"]):
-                wrong.append(f"{run.info.run_name} is {trial['status']}, and {run.info.status} in MLflow")
+            name = str(run.info.run_name)
+            status = trials[name]["status"]
+            if run.info.status != STATUSES.get(status):
+                wrong.append(f"{name} is {status}, and {run.info.status} in MLflow")
             if run.data.tags.get("mlflow.parentRunId") != parents[0].info.run_id:
-                wrong.append(f"{run.info.run_name} is not below its sweep")
-            theirs = sorted(
-                (point.step, key, point.value)
-                for key in run.data.metrics
-                if "per_second" not in key
-                for point in client.get_metric_history(run.info.run_id, key)
-                if key != "train/tokens"
+                wrong.append(f"{name} is not below its sweep")
+            ours, theirs = (
+                [point for point in points if point[1] != "train/tokens"]
+                for points in (curve(root / name), points_in_mlflow(client, run))
             )
-            ours = [point for point in curve(root / str(run.info.run_name)) if point[1] != "train/tokens"]
             if theirs != ours:
-                wrong.append(f"{run.info.run_name}'s curve in MLflow")
+                wrong.append(f"{name}'s curve in MLflow")
     return wrong
 
 
