@@ -180,17 +180,19 @@ PRESETS = {
 }
 
 
+def run_of(preset: str, config: TrainConfig, data: Data, scored: int) -> Run:
+    """The run of ``config`` as its differences from a preset. ``scored``: overlap in scoring; 0 for that of training."""
+    read = {"overlap": scored} if scored else {}
+    return Run(preset, data, changes(config, PRESETS[preset]), read, checkpoint="best")
+
+
 def trained(corpus: str, name: str, overlap: int = 0, scored: int = 0, window: int = 300) -> dict[str, dict[str, Run]]:
-    """Runs of a model, fine-tuned with this overlap and window. ``scored``: overlap in scoring; 0 for that of training."""
+    """Runs of a model, fine-tuned with this overlap and window. ``scored``: as for `run_of`."""
     preset = f"{corpus}-{name}-overlap-{overlap}"
     config = config_of(corpus, name, overlap, window)
-    fields = changes(config, PRESETS[preset])
-    tiny_fields = changes(tiny(config), PRESETS[f"tiny-{preset}"])
-    read = {"overlap": scored} if scored else {}
-    tiny_read = {"overlap": scored // TINY_SHARE} if scored else {}
     return {
-        "paper": {"": Run(preset, DATA["paper"][corpus], fields, read, checkpoint="best")},
-        "tiny": {"": Run(f"tiny-{preset}", DATA["tiny"][corpus], tiny_fields, tiny_read, checkpoint="best")},
+        "paper": {"": run_of(preset, config, DATA["paper"][corpus], scored)},
+        "tiny": {"": run_of(f"tiny-{preset}", tiny(config), DATA["tiny"][corpus], scored // TINY_SHARE)},
     }
 
 
@@ -276,18 +278,14 @@ def of_smollm2(window: int, overlap: int = 0, recurrent: bool = False, variant: 
     """
     kind = "llama-rec" if recurrent else "llama"
     trained_overlap = overlap if recurrent else 0
+    scored = 0 if recurrent else overlap
     config = fine_tuned(KINDS[kind](window=window, overlap=trained_overlap, **model), "pg19")
-    read = {"overlap": overlap} if overlap and not recurrent else {}
     tiny_preset = "smollm2-rec" if recurrent else "smollm2"
     if "source" in model:
         tiny_preset = "smollm2-rec-layers"
-    presets = {
-        "paper": (f"pg19-{kind}-overlap-50", config),
-        "tiny": (tiny_preset, on_two_cores(config)),
-    }
     runs = {
-        scale: {"": Run(preset, SMOLLM2_DATA, changes(run, PRESETS[preset]), read, checkpoint="best")}
-        for scale, (preset, run) in presets.items()
+        "paper": {"": run_of(f"pg19-{kind}-overlap-50", config, SMOLLM2_DATA, scored)},
+        "tiny": {"": run_of(tiny_preset, on_two_cores(config), SMOLLM2_DATA, scored)},
     }
     name = "Recurrent" if recurrent else "SmolLM2"
     series = ", ".join(filter(None, (name, variant, f"window {window}")))
