@@ -1,6 +1,8 @@
 """Compares two or more passes over one split token by token: where, and at which words, one model is better than another.
 
 comparison.facts, comparison.rows, comparison.distance_rows      # the metrics, the words of the largest gains, the distances
+
+Letters: M passes · G groups of the text (`chance.edges_of`) · T tokens of a document · N words.
 """
 
 from __future__ import annotations
@@ -75,28 +77,22 @@ class TokenComparison:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """Metrics over all documents, from all losses: bits per token of each pass, and shares among the top words."""
-        sums = np.zeros(len(self.names))
-        tokens = 0
-        edges = edges_of(np.concatenate([[0], np.cumsum(self.lengths)]))
-        sums_2G = np.zeros((2, len(edges) - 1))
-        for document in range(len(self.titles)):
-            nats = self.nats(document)
-            sums += [float(column.sum(dtype=np.float64)) for column in nats]
-            own = len(nats[0])
-            if own:
-                begins = np.append(tokens, edges[(edges > tokens) & (edges < tokens + own)])
-                group_P = np.searchsorted(edges, begins, "right") - 1
-                both_2T = np.stack([nats[0], nats[-1]]).astype(np.float64)
-                sums_2G[:, group_P] += np.add.reduceat(both_2T, begins - tokens, axis=1)
-            tokens += own
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        edges = edges_of(starts)
+        sums_MG = np.zeros((len(self.names), len(edges) - 1))
+        for document, (start, stop) in enumerate(pairwise(starts.tolist())):
+            group_T = np.searchsorted(edges, np.arange(start, stop), "right") - 1
+            for sums_G, nats_T in zip(sums_MG, self.nats(document), strict=True):
+                sums_G += np.bincount(group_T, nats_T, len(sums_G))
+        tokens = int(starts[-1])
         best = self.best  # fewer where fewer have a gain
         names_N = np.concatenate([found.name_N for found in self.ranked])
         places = [self.place(*pair) for pair in zip(best.before_N.tolist(), best.offset_N.tolist(), strict=True)]
         return {
             "tokens": tokens,
             "top": len(best),
-            "bits_per_token": (sums / math.log(2) / tokens).tolist(),
-            "difference": paired(sums_2G[0], sums_2G[1], np.diff(edges)),
+            "bits_per_token": (sums_MG.sum(1) / math.log(2) / tokens).tolist(),
+            "difference": paired(sums_MG[0], sums_MG[-1], np.diff(edges)),
             "names_among_top": float(best.name_N.mean()) if len(best) else math.nan,
             "names_among_all": float(names_N.mean()) if len(names_N) else math.nan,
             "top_places": {place: places.count(place) for place in sorted(set(places))},
