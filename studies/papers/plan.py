@@ -142,8 +142,8 @@ class Plan:
             evaluation = training.evaluation(column.split)
             if evaluation:
                 found.add(row, column, training, evaluation)
-        baseless = self.divide_times(found)
-        facts = self.facts(found, baseless) if found.fingerprints else ()
+        found.divide_times(self.table)
+        facts = self.facts(found) if found.fingerprints else ()
         cells = {key: tuple(values) for key, values in found.values.items() if values}
         reads_text = any(
             run.data.is_text for row in self.table.rows for run in self.runs_of(row, prepared=False).values()
@@ -167,22 +167,7 @@ class Plan:
         """The trainings behind the cells, each once. Where several learning rates are tried, only those of the chosen one."""
         return list({training.name: training for *_, training in self.cells()}.values())
 
-    def divide_times(self, found: Found) -> list[str]:
-        """Divide relative times by the mean of the base row, in place. Returns the columns whose base row has no time."""
-        baseless = []
-        for column in self.table.columns:
-            keys = [key for key in found.values if key[1] == column.name]
-            if column.metric != "relative_time" or not keys:
-                continue
-            base = found.values.get((self.table.base, column.name))
-            if not base:
-                baseless.append(column.name)
-            unit = mean(base) if base else math.nan
-            for key in keys:
-                found.values[key] = [time / unit for time in found.values[key]] if base else []
-        return baseless
-
-    def facts(self, found: Found, baseless: Sequence[str]) -> tuple[str, ...]:
+    def facts(self, found: Found) -> tuple[str, ...]:
         """Sentences on the data, and on values that are missing or do not compare with the paper's."""
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in found.fingerprints.items())
         counts = sorted({min(found.train_tokens), max(found.train_tokens)})
@@ -192,7 +177,7 @@ class Plan:
             facts.append(f"{corpus} is program code, of which no metric is given by word")
         for name in sorted(found.unvalidated):
             facts.append(f"{name} was never validated: it is in no column of the best seed")
-        for name in baseless:
+        for name in found.baseless:
             facts.append(f"{name} is against {self.table.base}, which has none here")
         for training in self.scored_trainings():
             if training.lacks_best():
@@ -240,6 +225,8 @@ class Found:
     """Corpora of program code, which have no metrics by word."""
     unvalidated: set[str] = field(default_factory=set[str])
     """Names of runs that were never validated."""
+    baseless: list[str] = field(default_factory=list[str])
+    """Columns of relative times whose base row has no time."""
 
     def add(self, row: Row, column: Column, training: Training, evaluation: Evaluation) -> None:
         """Add the value of one cell and one seed."""
@@ -257,6 +244,19 @@ class Found:
         self.runs.setdefault(row.label, set()).add(training.name)
         self.fingerprints[f"{training.data}, {column.split}"] = evaluation.store_fingerprint[:12]
         self.train_tokens.add(evaluation.train_tokens)
+
+    def divide_times(self, table: Table) -> None:
+        """Divide relative times by the mean of the base row; without one, leave them out."""
+        for column in table.columns:
+            keys = [key for key in self.values if key[1] == column.name]
+            if column.metric != "relative_time" or not keys:
+                continue
+            base = self.values.get((table.base, column.name))
+            if not base:
+                self.baseless.append(column.name)
+            unit = mean(base) if base else math.nan
+            for key in keys:
+                self.values[key] = [time / unit for time in self.values[key]] if base else []
 
 
 def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence[str] = ()) -> Table:
@@ -279,7 +279,7 @@ def part_of(table: Table, name: str, only: Sequence[str] = (), columns: Sequence
 
 
 def metric_of(column: Column, training: Training, evaluation: Evaluation) -> float | None:
-    """Our value of a column's metric; None if there is none. `relative_time` is still in milliseconds (`Plan.divide_times`)."""
+    """Our value of a column's metric; None if there is none. `relative_time` is still in milliseconds (`Found.divide_times`)."""
     config = training.config
     score = evaluation.carried
     match column.metric:
