@@ -25,7 +25,7 @@ from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import briefly, colour_of, line_of, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
-from pipelines.reports.frontier import Spot, perplexity_of, plot_frontier
+from pipelines.reports.frontier import Spot, as_plotted, plot_frontier
 from pipelines.reports.seeds import grouped, over_seeds, plot_mean, seeds_table
 from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
@@ -259,13 +259,14 @@ def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> N
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
-    """FLOPs per token and best result of the runs whose vocabulary is known."""
-    spots = []
-    what = ""
-    for run in comparison.runs:
-        what, value = perplexity_of(comparison.metric, min(point.value for point in run.curve(comparison.metric)))
-        if run.forward_flops_per_token:
-            spots.append(Spot(run.name, run.model, run.windows, run.forward_flops_per_token, value))
+    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known."""
+    best = [min(point.value for point in run.curve(comparison.metric)) for run in comparison.runs]
+    what, values = as_plotted(comparison.metric, best)
+    spots = [
+        Spot(run.name, run.model, run.windows, run.forward_flops_per_token, value)
+        for run, value in zip(comparison.runs, values, strict=True)
+        if run.forward_flops_per_token
+    ]
     return what, spots
 
 

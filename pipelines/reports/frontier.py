@@ -42,12 +42,12 @@ class Spot:
     value: float
 
 
-def perplexity_of(metric: str, value: float) -> tuple[str, float]:
-    """Label and value of a metric as the papers plot it: bits per token as perplexity, any other metric as it is."""
+def as_plotted(metric: str, values: Sequence[float]) -> tuple[str, list[float]]:
+    """Label and values of a metric as the papers plot it: bits per token as perplexity, any other metric as it is."""
     words = about(metric)
     if not metric.endswith("bits_per_token"):
-        return words, value
-    return words.replace("bits", "perplexity"), perplexity(value)
+        return words, [*values]
+    return words.replace("bits", "perplexity"), [perplexity(value) for value in values]
 
 
 def pareto(spots: Sequence[Spot]) -> list[Spot]:

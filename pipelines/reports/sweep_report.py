@@ -56,16 +56,16 @@ def column_of(field: str) -> str:
 
 
 def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
-    """FLOPs per token and best result of each trial that has one."""
-    from pipelines.reports.frontier import Spot, perplexity_of
+    """The metric's label, and FLOPs per token and best result of each trial that has one."""
+    from pipelines.reports.frontier import Spot, as_plotted
 
-    spots = []
-    what = ""
-    for trial in sweep.scored:
-        what, value = perplexity_of(sweep.metric, trial.best_value)
-        if trial.flops_per_token:
-            model = str(trial.model.get("name", ""))
-            spots.append(Spot(trial.id, model, windows_of(trial.model), trial.flops_per_token, value))
+    trials = sweep.scored
+    what, values = as_plotted(sweep.metric, [trial.best_value for trial in trials])
+    spots = [
+        Spot(trial.id, str(trial.model.get("name", "")), windows_of(trial.model), trial.flops_per_token, value)
+        for trial, value in zip(trials, values, strict=True)
+        if trial.flops_per_token
+    ]
     return what, spots
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pipelines.reports.evaluation import write_report
-from pipelines.reports.frontier import Spot, pareto, perplexity_of, plot_frontier, without_beaten
+from pipelines.reports.frontier import Spot, as_plotted, pareto, plot_frontier, without_beaten
 from pipelines.reports.sweep_report import report_sweep
 from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
@@ -37,9 +37,10 @@ def test_a_line_joins_the_best_of_those_that_cost_the_same() -> None:
 
 
 def test_bits_per_token_are_shown_as_perplexity() -> None:
-    assert perplexity_of("validation/bits_per_token", 3.0) == ("validation perplexity per token", 8.0)
-    assert perplexity_of("validation/bits_per_token", 1e6)[1] == 2.0**1000  # of a model that diverged
-    assert perplexity_of("validation/error_rate", 0.25) == ("validation errors per label", 0.25)
+    diverged = 1e6
+    perplexities = [8.0, 2.0**1000]
+    assert as_plotted("validation/bits_per_token", [3.0, diverged]) == ("validation perplexity per token", perplexities)
+    assert as_plotted("validation/error_rate", [0.25]) == ("validation errors per label", [0.25])
 
 
 @pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])
