@@ -160,15 +160,18 @@ def disturb(process: subprocess.Popen[bytes], folder: Path, generator: random.Ra
     time.sleep(generator.uniform(0, 0.02) if moment == "after some parts" else 0)
     for found in members(process.pid):
         with contextlib.suppress(psutil.Error):
-            name = found.name()
-            works = name.startswith("ray::") and not name.startswith(AGENTS)
-            kind = "worker" if works else name
-            if found.pid == process.pid:
-                kind = "command"
-            if kind == victim:
+            if kind_of(found, process.pid) == victim:
                 found.kill()
                 return Kill(victim, moment, count(ledger))
     return None
+
+
+def kind_of(process: psutil.Process, command: int) -> str:
+    """What a process of a preparation is: "command", "worker", or the name of any other. ``command``: the id of the first."""
+    if process.pid == command:
+        return "command"
+    name = process.name()
+    return "worker" if name.startswith("ray::") and not name.startswith(AGENTS) else name
 
 
 def count(ledger: Path) -> int:

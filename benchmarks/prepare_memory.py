@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.machine import resident
+from benchmarks.prepare_kills import kind_of
 from common.errors import UserError
 from pipelines.terminal import cli
 
@@ -94,10 +95,7 @@ def peaks(corpus: Path, tokenizer: str, workers: int, store: Path) -> tuple[dict
             members = [command, *command.children(recursive=True)]
         for member in members:
             with contextlib.suppress(psutil.Error, OSError, StopIteration):
-                name = member.name()
-                kind = "worker" if name.startswith("ray::") else name
-                if member.pid == process.pid:
-                    kind = "command"
+                kind = kind_of(member, process.pid)
                 if kind in ("command", "worker"):
                     found[kind] = max(found.get(kind, 0), resident("VmHWM", member.pid) / 1e6)
         time.sleep(0.05)
