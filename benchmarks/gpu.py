@@ -188,11 +188,10 @@ def speed(config: BenchConfig, report: Report) -> bool:
             report.say(row(found, done), {**asdict(found), **ratios(found, done)})
     if len(models) < len(config.models):
         report.say(f"\n{PEER} is not installed (benchmarks/peers.txt), and left out")
-    for peer in done:
-        for rec in done:
-            both = (rec.model, peer.model, rec.compile) == ("rec", "peer", peer.compile)
-            if both and not rec.failure and not peer.failure:
-                report.say(f"\n{against_peer(rec, peer)} (compile {rec.compile})")
+    for unit in config.compile:
+        timed = {each.model: each for each in done if each.compile == unit and not each.failure}
+        if {"rec", "peer"} <= timed.keys():
+            report.say(f"\n{against_peer(timed['rec'], timed['peer'])} (compile {unit})")
     return not any(measurement.failure for measurement in done)
 
 
