@@ -75,44 +75,31 @@ RATE = 4e-3
 """Learning rate on bytes. `--set optim.lr=8e-3` trains at another one, into runs of other names."""
 
 LARGE: dict[str, Any] = {"d_model": 1024, "window": 512}
+LARGE_DELTA: dict[str, Any] = {**LARGE, "heads": 8, "key_dim": 96, "value_dim": 192}
+LARGE_MAMBA2: dict[str, Any] = {**LARGE, "heads": 32, "key_dim": 72, "value_dim": 64}
 ON_PG19: dict[str, ModelSettings] = {
-    "delta": MixersConfig(**LARGE, layers=("delta",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2384),
-    "mamba2": MixersConfig(**LARGE, layers=("mamba2",) * 12, heads=32, key_dim=72, value_dim=64, mlp_dim=2320),
+    "delta": MixersConfig(**LARGE_DELTA, layers=("delta",) * 12, mlp_dim=2384),
+    "mamba2": MixersConfig(**LARGE_MAMBA2, layers=("mamba2",) * 12, mlp_dim=2320),
     "mlstm": MixersConfig(**LARGE, layers=("mlstm",) * 12, heads=8, key_dim=128, value_dim=144, mlp_dim=2608),
-    "retention": MixersConfig(
-        **LARGE, layers=("retention",) * 12, rotary=True, heads=8, key_dim=96, value_dim=192, mlp_dim=2384
-    ),
-    "rwkv7": MixersConfig(**LARGE, layers=("rwkv7",) * 12, heads=8, key_dim=96, value_dim=192, mlp_dim=2536),
-    "delta-window": MixersConfig(
-        **LARGE,
-        layers=("delta", "delta", "delta", "window") * 3,
-        heads=8,
-        key_dim=96,
-        value_dim=192,
-        mlp_dim=2640,
-    ),
-    "mamba2-window": MixersConfig(
-        **LARGE, layers=("mamba2", "mamba2", "mamba2", "window") * 3, heads=32, key_dim=72, value_dim=64, mlp_dim=2088
-    ),
+    "retention": MixersConfig(**LARGE_DELTA, layers=("retention",) * 12, rotary=True, mlp_dim=2384),
+    "rwkv7": MixersConfig(**LARGE_DELTA, layers=("rwkv7",) * 12, mlp_dim=2536),
+    "delta-window": MixersConfig(**LARGE_DELTA, layers=("delta", "delta", "delta", "window") * 3, mlp_dim=2640),
+    "mamba2-window": MixersConfig(**LARGE_MAMBA2, layers=("mamba2", "mamba2", "mamba2", "window") * 3, mlp_dim=2088),
 }
 """Models by name, with slide's 164M parameters beside the embeddings, within 0.3 %. States of those without a window are equal
 within 7 %.
 """
 WIDER: dict[str, Any] = {"d_model": 1536, "window": 512}
+WIDER_DELTA: dict[str, Any] = {**WIDER, "heads": 12, "key_dim": 96, "value_dim": 192}
+WIDER_MAMBA2: dict[str, Any] = {**WIDER, "heads": 48, "key_dim": 72, "value_dim": 64}
 ON_PG19_400M: dict[str, ModelSettings] = {
-    "delta": MixersConfig(**WIDER, layers=("delta",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2352),
-    "mamba2": MixersConfig(**WIDER, layers=("mamba2",) * 16, heads=48, key_dim=72, value_dim=64, mlp_dim=2288),
+    "delta": MixersConfig(**WIDER_DELTA, layers=("delta",) * 16, mlp_dim=2352),
+    "mamba2": MixersConfig(**WIDER_MAMBA2, layers=("mamba2",) * 16, mlp_dim=2288),
     "mlstm": MixersConfig(**WIDER, layers=("mlstm",) * 16, heads=12, key_dim=128, value_dim=144, mlp_dim=2672),
-    "retention": MixersConfig(
-        **WIDER, layers=("retention",) * 16, rotary=True, heads=12, key_dim=96, value_dim=192, mlp_dim=2352
-    ),
-    "rwkv7": MixersConfig(**WIDER, layers=("rwkv7",) * 16, heads=12, key_dim=96, value_dim=192, mlp_dim=2568),
-    "delta-window": MixersConfig(
-        **WIDER, layers=("delta", "delta", "delta", "window") * 4, heads=12, key_dim=96, value_dim=192, mlp_dim=2728
-    ),
-    "mamba2-window": MixersConfig(
-        **WIDER, layers=("mamba2", "mamba2", "mamba2", "window") * 4, heads=48, key_dim=72, value_dim=64, mlp_dim=1920
-    ),
+    "retention": MixersConfig(**WIDER_DELTA, layers=("retention",) * 16, rotary=True, mlp_dim=2352),
+    "rwkv7": MixersConfig(**WIDER_DELTA, layers=("rwkv7",) * 16, mlp_dim=2568),
+    "delta-window": MixersConfig(**WIDER_DELTA, layers=("delta", "delta", "delta", "window") * 4, mlp_dim=2728),
+    "mamba2-window": MixersConfig(**WIDER_MAMBA2, layers=("mamba2", "mamba2", "mamba2", "window") * 4, mlp_dim=1920),
 }
 """Models by name, with 400M parameters beside the embeddings, within 0.3 %."""
 LARGE_HEADS: dict[str, Any] = {**LARGE, "heads": 8, "head_dim": 128, "dropout": 0.0}
