@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ class FinishedRun:
         step = max((record.step for record in self.records), default=0)
         return (self.config_hash, self.tokenizer, self.text, self.store, step) if self.config_hash else ()
 
-    def curve(self, key: str) -> list[Point]:
-        """Points of a metric. Their times are seconds since the run's first record, without its pauses."""
+    @cached_property
+    def seconds(self) -> dict[int, float]:
+        """Wall time by step: seconds since the run's first record, without its pauses."""
         seconds = {}
         clock = 0.0
         for (before, record), paused in zip(pairwise(self.records), pauses(self.records), strict=True):
@@ -83,7 +85,11 @@ class FinishedRun:
             if gap > 0 and not paused:  # a clock that is set back takes nothing away
                 clock += gap
             seconds[record.step] = clock
-        return [replace(point, time=seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
+        return seconds
+
+    def curve(self, key: str) -> list[Point]:
+        """Points of a metric. Their times are those of `seconds`."""
+        return [replace(point, time=self.seconds.get(point.step, 0.0)) for point in points_of(self.records, key)]
 
     def with_metric(self, key: str) -> list[Record]:
         """The records that have the metric, by step; a NaN does not count."""
