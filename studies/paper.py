@@ -233,30 +233,29 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
-    left = 0
-    seconds = 0.0
-    flops = 0.0
+    left = list[Cost]()
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
-        cost = costs[key] if key in costs else training.cost(rate)  # seeds cost the same
-        costs[key] = cost
+        if key not in costs:
+            costs[key] = training.cost(rate)  # seeds cost the same
+        cost = costs[key]
         is_done = training.is_done()
         if not is_done:
-            left += 1
-            seconds += cost.seconds / at_once
-            flops += cost.flops
+            left.append(cost)
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
         rows.append([training.name, *sizes, "done" if is_done else cli.duration(cost.seconds)])
     headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
     print_wide(plain_table(headings, rows), 200)
     how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
+    seconds = sum(cost.seconds for cost in left) / at_once
     total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
     if len(plan.seeds) > 1 and len(plan.choice.tried) > 1:
         print(
             f"the other seeds train at the rate that is best with seed {plan.seeds[0]}; until it is known, the table has "
             f"{plan.choice.tried[0]:g}"
         )
-    progress = f"{left} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
+    flops = sum(cost.flops for cost in left)
+    progress = f"{len(left)} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
     print(f"{progress}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
 
 
