@@ -4,7 +4,7 @@
 
 Two processes, dropout on, a checkpoint every 10 steps. Every 20 to 60 seconds one of them, or both, is killed by SIGKILL, and the
 command is rerun to resume. At the end training is asked to stop. An undisturbed run of exactly as many steps must end in the same
-bytes, with the same curve. Memory and open files of the processes are read every second.
+bytes, with the same curve. Memory and open files of rank 0 are read every second.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,37 +44,34 @@ LARGER += ["--schedule.name", "constant", "--tracking.backend", "none"]
 
 
 class Meter:
-    """Memory (MB) and open files of the processes of a start, read about every second."""
+    """Memory (MB) and open files of rank 0, read about every second."""
 
     def __init__(self) -> None:
-        self.readings: list[tuple[float, int, float, int]] = []
-        """Seconds since the beginning, rank, MB, open files."""
+        self.readings: list[tuple[float, float, int]] = []
+        """Seconds since the beginning, MB, open files."""
         self.began = self.read = time.monotonic()
 
     def look(self, group: Group) -> None:
         if time.monotonic() - self.read < 1:
             return
         self.read = time.monotonic()
-        for rank, process in enumerate(group.processes):
-            try:
-                found = psutil.Process(process.pid)
-                self.readings.append((self.read - self.began, rank, found.memory_info().rss / 1e6, found.num_fds()))
-            except psutil.Error:
-                continue
+        with suppress(psutil.Error):
+            found = psutil.Process(group.processes[0].pid)
+            self.readings.append((self.read - self.began, found.memory_info().rss / 1e6, found.num_fds()))
 
     def told(self) -> str:
-        """Medians of rank 0 over the second and over the last fifth of the time, as text."""
+        """Medians over the second and over the last fifth of the time, as text."""
         end = self.readings[-1][0]
 
         def median(least: float, most: float, column: int) -> float:
-            values = [r[column] for r in self.readings if r[1] == 0 and least * end <= r[0] <= most * end]
+            values = [r[column] for r in self.readings if least * end <= r[0] <= most * end]
             return statistics.median(values) if values else float("nan")
 
         early = (0.2, 0.4)
         late = (0.8, 1.0)
         return (
-            f"memory {median(*early, 2):.0f} MB, at the end {median(*late, 2):.0f} MB; "
-            f"open files {median(*early, 3):.0f}, at the end {median(*late, 3):.0f}"
+            f"memory {median(*early, 1):.0f} MB, at the end {median(*late, 1):.0f} MB; "
+            f"open files {median(*early, 2):.0f}, at the end {median(*late, 2):.0f}"
         )
 
 
