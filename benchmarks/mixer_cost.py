@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -106,14 +106,8 @@ def steps(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
 
 
 def timed(forward: Pass) -> Callable[[], float]:
-    """Seconds of the processor for a forward and a backward pass: other work beside it does not count."""
-
-    def step() -> float:
-        began = time.process_time()
-        forward().sum().backward()
-        return time.process_time() - began
-
-    return step
+    """Seconds of the processor for a forward and a backward pass."""
+    return partial(machine.cpu_seconds, lambda: forward().sum().backward())
 
 
 def heads(name: MixerName, segment: int) -> tuple[MixersConfig, list[Tensor]]:
