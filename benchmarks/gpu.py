@@ -108,9 +108,10 @@ class Report:
         """Print and write one line, with the measurement that it shows."""
         print(line, flush=True)
         self.lines.append(line)
-        self.told["measurements"] += [measurement] if measurement else []
+        if measurement:
+            self.told["measurements"].append({name: finite(value) for name, value in measurement.items()})
         if self.output:
-            text = json.dumps(self.told, indent=1).replace("NaN", "null")
+            text = json.dumps(self.told, indent=1, allow_nan=False)
             self.output.write_text(text + "\n", "utf-8")
             self.output.with_suffix(".md").write_text("\n".join(self.lines) + "\n", "utf-8")
 
@@ -119,6 +120,11 @@ class Report:
         self.say(f"\nended after {seconds:g} s, as --limit says: what is missing was not reached")
         sys.stdout.flush()
         os._exit(1)
+
+
+def finite(value: Any) -> Any:
+    """The value, but None for a NaN or an infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def measured(name: Model, unit: Compile, config: BenchConfig) -> Measurement:

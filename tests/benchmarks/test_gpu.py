@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -104,6 +105,15 @@ def test_memory_is_compared_with_as_many_lanes_and_nothing_with_what_failed(
         report.limit.cancel()
         last = capsys.readouterr().out.splitlines()[-1]
         assert last == line if line else "rec reads" not in last
+
+
+def test_a_failure_is_written_word_for_word_and_a_missing_number_as_null(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    config = gpu.BenchConfig(device="cpu", size="tiny", output=output)
+    report = gpu.Report(config, {"matrix_flops_per_second": 1.0, "data_sheet_flops_per_second": None})
+    report.limit.cancel()
+    report.say("rec failed", {"failure": "the loss is NaN", "share": math.nan})
+    assert json.loads(output.read_text("utf-8"))["measurements"] == [{"failure": "the loss is NaN", "share": None}]
 
 
 def test_windowed_attention_is_the_same_in_all_ways() -> None:
