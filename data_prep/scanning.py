@@ -10,7 +10,7 @@ The driver keeps a source and three numbers for each document, in arrays, and li
 from __future__ import annotations
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,16 +91,16 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     raw = False
     symbols = SymbolsTokenizer(corpus.symbols()) if isinstance(corpus, Labelled) else None
 
-    def look_at(item: Document | Skipped) -> None:
-        nonlocal raw
+    for item in corpus.read(sources):
         if isinstance(item, Document):
             raw = raw or isinstance(item.text, bytes)
             if symbols:
                 encode_labelled(item, symbols)  # before a byte is written: raises for an unknown symbol or no target
         found = item if isinstance(item, Skipped) else scan(item)
+        del item  # before the next one is read
         if isinstance(found, Skipped):
             skipped[found.reason] += found.count
-            return
+            continue
         number = numbers[found.id]
         if found.title != source_titles[number]:
             titles[len(kept)] = found.title
@@ -108,9 +108,6 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
         sizes.append(found.bytes)
         words.append(found.words)
         checksums.append(found.xxh3)
-
-    # Not a loop: its variable would keep one document in memory while the next is read.
-    deque(map(look_at, corpus.read(sources)), maxlen=0)
     return ScannedGroup(
         kept=np.array(kept, np.int64),
         bytes=np.array(sizes, np.int64),
