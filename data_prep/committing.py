@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from common.places import TEMPORARY, Place, remove_temporary, staged_for
 from data_prep.document_table import write_table
-from data_prep.manifest import Manifest, PartEntry, StoreError
+from data_prep.manifest import Manifest, StoreError
 from data_prep.parts import PartPlan, PartResult, part_name
 from data_prep.plan import SplitPlan
 from data_prep.tokenizers import TokenizerError
@@ -115,29 +113,21 @@ def finish_split(folder: Place, plan: SplitPlan) -> Manifest:
 
 def _manifest(folder: Place, plan: SplitPlan) -> Manifest:
     """Write the table of the documents; returns the manifest. Raises FileNotFoundError if the ledger is gone."""
-    parts: list[PartEntry] = []
-    tokens = 0
-    lossless = True
-    labels = None
+    results = [_committed(folder, plan, i) for i in range(len(plan.parts))]
+    table = write_table(folder, (plan.table(i, result) for i, result in enumerate(results)))
+    return plan.manifest(results, table)
 
-    def documents() -> Iterator[dict[str, Any]]:
-        nonlocal tokens, lossless, labels
-        for i in range(len(plan.parts)):
-            entry = _ledger(folder, i)
-            try:
-                result = PartResult.from_json(entry.read_bytes())
-            except ValueError as error:
-                raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
-            if result.fingerprint != plan.part_fingerprint(i):
-                raise StoreError(f"another machine prepares something else in {folder}: stop it, and give --overwrite")
-            parts.append(result.part)
-            tokens += int(result.tokens.sum())
-            lossless = lossless and result.lossless
-            labels = labels if result.labels is None else (labels or 0) + result.labels
-            yield plan.table(i, result)
 
-    table = write_table(folder, documents())
-    return plan.manifest(parts, table, tokens, lossless, labels)
+def _committed(folder: Place, plan: SplitPlan, index: int) -> PartResult:
+    """The ledger entry of a part. Raises StoreError where it is damaged, or another plan has made it."""
+    entry = _ledger(folder, index)
+    try:
+        result = PartResult.from_json(entry.read_bytes())
+    except ValueError as error:
+        raise StoreError(f"{entry} is damaged ({error}): run the same prepare command again") from None
+    if result.fingerprint != plan.part_fingerprint(index):
+        raise StoreError(f"another machine prepares something else in {folder}: stop it, and give --overwrite")
+    return result
 
 
 def _made_elsewhere(folder: Place, plan: SplitPlan) -> Manifest | None:

@@ -16,7 +16,7 @@ import xxhash
 
 from common.files import digest
 from data_prep.documents import Labelled
-from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, PartEntry, TableEntry, TokenizerInfo, Totals
+from data_prep.manifest import LABELLED_SCHEMA, SCHEMA, Manifest, TableEntry, TokenizerInfo, Totals
 from data_prep.parts import PartPlan, PartResult
 from data_prep.scanning import SplitScan
 from data_prep.segments import rows_of
@@ -55,8 +55,13 @@ class SplitPlan:
         }
 
     @property
+    def labelled(self) -> bool:
+        """Whether the corpus labels its tokens itself."""
+        return isinstance(self.scan.corpus, Labelled)
+
+    @property
     def schema(self) -> int:
-        return LABELLED_SCHEMA if isinstance(self.scan.corpus, Labelled) else SCHEMA
+        return LABELLED_SCHEMA if self.labelled else SCHEMA
 
     @cached_property
     def fingerprint(self) -> str:
@@ -144,24 +149,22 @@ class SplitPlan:
             "row": result.rows,
         }
 
-    def manifest(
-        self, parts: Sequence[PartEntry], table: TableEntry, tokens: int, lossless: bool, labels: int | None
-    ) -> Manifest:
-        """The manifest, once every part is committed and the table of the documents is written."""
+    def manifest(self, results: Sequence[PartResult], table: TableEntry) -> Manifest:
+        """The manifest, once every part is committed and the table of the documents is written. ``results``: of all parts."""
         totals = Totals(
             documents=len(self.scan.documents),
             skipped=self.scan.skipped,
-            tokens=tokens,
+            tokens=sum(int(result.tokens.sum()) for result in results),
             words=int(self.scan.documents.group.words.sum()),
             bytes=self.scan.bytes,
-            labels=labels,
+            labels=sum(result.labels or 0 for result in results) if self.labelled else None,
         )
         tokenizer = TokenizerInfo(
             name=self.tokenizer.name,
             vocab_size=self.tokenizer.vocab_size,
             bod_id=bod_id(self.tokenizer),
             fingerprint=self.tokenizer.fingerprint,
-            lossless=lossless,
+            lossless=all(result.lossless for result in results),
         )
         return Manifest(
             fingerprint=self.fingerprint,
@@ -173,7 +176,7 @@ class SplitPlan:
             token_dtype=token_dtype(self.tokenizer.vocab_size).name,
             totals=totals,
             table=table,
-            parts=tuple(parts),
+            parts=tuple(result.part for result in results),
         )
 
 
