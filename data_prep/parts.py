@@ -1,6 +1,6 @@
 """Writes one part of a split: the segment file of its documents, and its entry for the manifest.
 
-    staged, result = write_part(folder, plan.part(3), corpus, tokenizer, segment_length=1024)
+    staged, result = write_part(folder, plan.part(3), tokenizer)
 
 Documents pass through one at a time, short ones in groups, and a record batch is written as soon as it is full: a part costs
 memory for one record batch and one document, whatever its size. A part is written under a staged name; its ledger entry commits
@@ -43,8 +43,11 @@ TOGETHER = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class PartPlan:
-    """The documents of one part, made before any part is written."""
+    """The documents of one part and the rows to write them in, made before any part is written."""
 
+    corpus: Corpus
+    segment_length: int
+    """Tokens of a row."""
     index: int
     first_document: int
     """Index in the split's manifest of the part's first document."""
@@ -100,9 +103,7 @@ def part_name(index: int) -> str:
     return f"part-{index:05d}.arrow"
 
 
-def write_part(
-    folder: Place, plan: PartPlan, corpus: Corpus, tokenizer: Tokenizer, segment_length: int
-) -> tuple[Place, PartResult]:
+def write_part(folder: Place, plan: PartPlan, tokenizer: Tokenizer) -> tuple[Place, PartResult]:
     """Tokenize the documents of one part and write them under a staged name. Nothing is committed.
 
     Raises CorpusError where a document is no longer what the scan saw, or the tokenizer cannot encode it.
@@ -113,9 +114,9 @@ def write_part(
     lossless = True
     labels = 0
     index = plan.first_document
-    schema = arrow_schema(token_dtype(tokenizer.vocab_size), segment_length, labelled)
-    with staged.open_output() as stream, PartWriter(stream, schema, segment_length) as part:
-        for documents in _together(reread(corpus, plan.sources, plan.xxh3.tolist())):
+    schema = arrow_schema(token_dtype(tokenizer.vocab_size), plan.segment_length, labelled)
+    with staged.open_output() as stream, PartWriter(stream, schema, plan.segment_length) as part:
+        for documents in _together(reread(plan.corpus, plan.sources, plan.xxh3.tolist())):
             encoded = _encode_all(documents, index, tokenizer)
             labels += 0 if encoded.targets is None else int(np.count_nonzero(encoded.targets != IGNORED))
             samples = range(-index % plan.sample_every, len(documents), plan.sample_every)

@@ -123,6 +123,8 @@ class SplitPlan:
         """Everything a task needs to write one part."""
         run = self.parts[index]
         return PartPlan(
+            corpus=self.scan.corpus,
+            segment_length=self.segment_length,
             index=index,
             first_document=run.start,
             sources=self.scan.documents.sources_of(run),

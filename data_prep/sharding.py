@@ -124,7 +124,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
         key = (folder / "tokenizer", plan.tokenizer.fingerprint)
-        return folder / split, plan.part(i), i in committed[split], plan.scan.corpus, key, plan.segment_length
+        return folder / split, plan.part(i), i in committed[split], key
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
@@ -149,14 +149,12 @@ def _write_part(
     folder: Place,
     part: PartPlan,
     known: bool,
-    corpus: Corpus,
     tokenizer: tuple[Place, str],
-    segment_length: int,
 ) -> tuple[Place, PartResult] | None:
     """Write a part under a staged name. Returns None if the ledger names the part and its bytes are intact."""
     if known and committing.is_committed(folder, part):
         return None
-    return write_part(folder, part, corpus, _tokenizer(*tokenizer), segment_length)
+    return write_part(folder, part, _tokenizer(*tokenizer))
 
 
 @lru_cache(maxsize=1)

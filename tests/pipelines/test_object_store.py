@@ -240,8 +240,8 @@ def test_a_late_worker_replaces_nothing(
     prepare(made)
     before = objects(made.store)
     folder = made.place / "train"
-    late = PartPlan(0, 0, (), np.empty(0, np.uint64), "another", 1)
-    write_part(folder, late, made.corpus, load_tokenizer(made.place / "tokenizer"), 64)
+    late = PartPlan(made.corpus, 64, 0, 0, (), np.empty(0, np.uint64), "another", 1)
+    write_part(folder, late, load_tokenizer(made.place / "tokenizer"))
     after = objects(made.store)
     left = set(after) - set(before)
     assert {name: after[name] for name in before} == before and len(left) == 1
