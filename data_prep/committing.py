@@ -1,6 +1,6 @@
 """Commits the parts of a split, and finishes it: the folder of a split from its first part to its manifest.
 
-    committed = clear_split(folder, plan)                       # parts of an earlier preparation that was killed
+    clear_split(folder, plan)                                   # parts that another plan left here
     commit_part(folder, plan, index, *write_part(…))            # a name, then an entry in the ledger
     manifest = finish_split(folder, plan)                       # the table of the documents, then the manifest, last
 
@@ -49,23 +49,21 @@ def _is_own(name: str) -> bool:
     return OWN_NAME.fullmatch(staged_for(name) or name) is not None
 
 
-def clear_split(folder: Place, plan: SplitPlan) -> set[int]:
-    """Remove parts that the plan does not know from the folder of an unfinished split. Returns the parts that the ledger names.
+def clear_split(folder: Place, plan: SplitPlan) -> None:
+    """Remove parts that the plan does not know from the folder of an unfinished split.
 
     Staged files in a bucket may belong to another machine that prepares the same; they go when the split is finished.
     """
     ledger = folder / "ledger"
     ledger.make_folder()
     parts = range(len(plan.parts))
-    entries = {_ledger(folder, i).name: i for i in parts}
-    known = {part_name(i) for i in parts} | entries.keys()
+    known = {part_name(i) for i in parts} | {_ledger(folder, i).name for i in parts}
     own_parts = [file for file in folder.list() if file.name.startswith("part-") and _is_own(file.name)]
     for file in own_parts + ledger.list():
         staged = file.name.endswith(TEMPORARY)
         removable = folder.is_local if staged else file.name not in known
         if removable:
             file.place.delete()
-    return {entries[file.name] for file in ledger.list() if file.name in entries}
 
 
 def commit_part(folder: Place, plan: SplitPlan, index: int, staged: Place, result: PartResult) -> None:

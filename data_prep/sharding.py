@@ -116,7 +116,8 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
             left in an unfinished split are replaced.
         done: called for each part.
     """
-    committed = {split: committing.clear_split(folder / split, plan) for split, plan in plans.items()}
+    for split, plan in plans.items():
+        committing.clear_split(folder / split, plan)
     # The largest parts first: then the workers end at about the same time.
     parts = [(split, i) for split, plan in plans.items() for i in range(len(plan.parts))]
     parts.sort(key=lambda key: -plans[key[0]].bytes_of(key[1]))
@@ -124,7 +125,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
         key = (folder / "tokenizer", plan.tokenizer.fingerprint)
-        return folder / split, plan.part(i), i in committed[split], key
+        return folder / split, plan.part(i), key
 
     with ThreadPoolExecutor(4, "commit") as committer:
         commits: list[Future[None]] = []
@@ -145,14 +146,9 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
         yield from committer.map(lambda split: committing.finish_split(folder / split, plans[split]), plans)
 
 
-def _write_part(
-    folder: Place,
-    part: PartPlan,
-    known: bool,
-    tokenizer: tuple[Place, str],
-) -> tuple[Place, PartResult] | None:
+def _write_part(folder: Place, part: PartPlan, tokenizer: tuple[Place, str]) -> tuple[Place, PartResult] | None:
     """Write a part under a staged name. Returns None if the ledger names the part and its bytes are intact."""
-    if known and committing.is_committed(folder, part):
+    if committing.is_committed(folder, part):
         return None
     return write_part(folder, part, _tokenizer(*tokenizer))
 
