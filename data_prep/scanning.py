@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, scan
-from data_prep.sources import names_of, take
+from data_prep.sources import names_of, reread, take
 from data_prep.tokenizers import SymbolsTokenizer, encode_labelled
 
 LINES = 1 << 14
@@ -192,6 +192,12 @@ class SplitScan:
             "documents": len(self.documents),
             "content": content.hexdigest(),
         }
+
+    def reread(self, documents: np.ndarray) -> Iterator[Document]:
+        """Read some documents once more, by their indices (int64, in ascending order). Raises CorpusError if one has changed."""
+        group = self.documents.group
+        sources = take(self.documents.sources, group.kept[documents])
+        return reread(self.corpus, sources, group.xxh3[documents].tolist())
 
     def _lines(self, run: range) -> Iterator[str]:
         """JSON lines of some documents: [id, split, bytes, xxh3]."""

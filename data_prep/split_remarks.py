@@ -23,7 +23,6 @@ from data_prep.corpora.wikitext import WikiText
 from data_prep.documents import SPLITS, Corpus, SplitsByHash, naming
 from data_prep.manifest import StoreError
 from data_prep.scanning import SplitScan
-from data_prep.sources import reread
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, folded
 
@@ -84,8 +83,7 @@ def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
     if isinstance(tokenizer, SymbolsTokenizer) or folded(tokenizer) is not None:
         return
     for scan in scans:
-        every = range(len(scan.documents))
-        for document in reread(scan.corpus, scan.documents.sources_of(every), scan.documents.group.xxh3.tolist()):
+        for document in scan.reread(np.arange(len(scan.documents))):
             with naming(document):
                 tokenizer.encode(document.text)
 

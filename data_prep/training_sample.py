@@ -11,7 +11,6 @@ import numpy as np
 import xxhash
 
 from data_prep.scanning import SplitScan
-from data_prep.sources import reread, take
 from data_prep.tokenizers import (
     SentencePieceTokenizer,
     TokenizerError,
@@ -51,9 +50,7 @@ def sample_documents(scan: SplitScan) -> np.ndarray:
 
 def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
     """The lines of some documents. Long lines are cut, since SentencePiece would leave them out."""
-    group = scan.documents.group
-    sources = take(scan.documents.sources, group.kept[documents])
-    for document in reread(scan.corpus, sources, group.xxh3[documents].tolist()):
+    for document in scan.reread(documents):
         text = document.text
         if isinstance(text, bytes):
             raise TokenizerError(f"corpus {scan.corpus.name} is of bytes, which need --tokenizer bytes")
