@@ -25,6 +25,7 @@ import pyarrow as pa
 from common.choices import IGNORED
 from data_prep.arrow_files import ChecksummedSink, arrow_array
 from data_prep.manifest import PartEntry, RecordBatchEntry
+from data_prep.tokenizers import concatenate
 
 BATCH_BYTES = 1 << 20
 """Tokens of small documents are grouped into record batches of about this size."""
@@ -84,38 +85,37 @@ def record_batch(blocks: Sequence[Encoded], segment_length: int, schema: pa.Sche
     """A record batch with the rows of whole documents."""
     lengths_N = np.concatenate([block.lengths for block in blocks])
     rows_N = -(-lengths_N // segment_length)
+    first_row_N = np.cumsum(rows_N) - rows_N
     total = int(rows_N.sum())
-    flat = [np.zeros(total * segment_length, dtype=blocks[0].tokens.dtype)]
-    if "targets" in schema.names:
-        flat.append(np.full(total * segment_length, IGNORED, dtype=np.int32))
-    start = 0
-    for block in blocks:
-        places = _places(block.lengths, segment_length, start)
-        # Unlabelled documents have no targets (None), and no column for them.
-        for column, values in zip(flat, (block.tokens, block.targets), strict=False):
-            column[places] = values
-        start += int((-(-block.lengths // segment_length)).sum()) * segment_length
     columns = []
     if segment_length > 1:
-        first_row_N = np.cumsum(rows_N) - rows_N
         indices_N = np.concatenate([block.first + np.arange(len(block.lengths)) for block in blocks])
         offsets = (np.arange(total) - np.repeat(first_row_N, rows_N)) * segment_length
         lengths = np.minimum(np.repeat(lengths_N, rows_N) - offsets, segment_length)
         columns.append(arrow_array(np.repeat(indices_N, rows_N).astype(np.int32)))
         columns.append(arrow_array(offsets.astype(np.int64)))
         columns.append(arrow_array(lengths.astype(np.int32)))
-    for values, name in zip(flat, ("tokens", "targets"), strict=False):
-        columns.append(pa.FixedSizeListArray.from_arrays(arrow_array(values), type=schema.field(name).type))
+    slots = _slots(lengths_N, first_row_N * segment_length)
+
+    def in_rows(values: Sequence[np.ndarray], name: str, padding: int) -> pa.Array:
+        column = np.full(total * segment_length, padding, dtype=values[0].dtype)
+        column[slots] = concatenate(values)[0]
+        return pa.FixedSizeListArray.from_arrays(arrow_array(column), type=schema.field(name).type)
+
+    columns.append(in_rows([block.tokens for block in blocks], "tokens", 0))
+    targets = [block.targets for block in blocks if block.targets is not None]
+    if targets:
+        columns.append(in_rows(targets, "targets", IGNORED))
     return pa.record_batch(columns, schema=schema)
 
 
-def _places(lengths_N: np.ndarray, segment_length: int, start: int) -> slice | np.ndarray:
-    """Slots of a column for the tokens of some documents, each of which begins a row. The first slot is `start`."""
-    if segment_length == 1 or len(lengths_N) == 1:
-        return slice(start, start + int(lengths_N.sum()))
-    slots_N = -(-lengths_N // segment_length) * segment_length
-    shift_N = np.cumsum(slots_N) - slots_N - (np.cumsum(lengths_N) - lengths_N)
-    return start + np.arange(int(lengths_N.sum())) + np.repeat(shift_N, lengths_N)
+def _slots(lengths_N: np.ndarray, first_slot_N: np.ndarray) -> slice | np.ndarray:
+    """Slots of a column for the tokens of some documents, of which each begins at its first slot."""
+    before_N = np.cumsum(lengths_N) - lengths_N
+    total = int(lengths_N.sum())
+    if np.array_equal(before_N, first_slot_N):  # ids back to back, or one document
+        return slice(0, total)
+    return np.arange(total) + np.repeat(first_slot_N - before_N, lengths_N)
 
 
 class PartWriter:
