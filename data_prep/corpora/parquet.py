@@ -9,6 +9,7 @@ number unless `--id-column` names one. A row group is read in batches of about a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,12 +103,13 @@ class Parquet:
     ) -> Iterator[Document | Skipped]:
         """The documents of some rows of a row group, which are in order."""
         size = max(1, BATCH_BYTES // max(1, sources[0].bytes))
-        waiting = iter(sources)
-        source = next(waiting, None)
+        rows = [source.place[2] for source in sources]
+        done = 0
         start = 0
         for batch in parquet.iter_batches(min(size, 1024), row_groups=[group], columns=[self.text_column]):
-            while source is not None and (row := source.place[2] - start) < batch.num_rows:
-                cell = batch.column(0)[row].as_py()
+            end = bisect_left(rows, start + batch.num_rows)
+            for source, row in zip(sources[done:end], rows[done:end], strict=True):
+                cell = batch.column(0)[row - start].as_py()
                 if cell is None:
                     yield Skipped(source.id, "without text")
                 elif len(cell if isinstance(cell, bytes) else cell.encode()) > self.max_document_bytes:
@@ -115,9 +117,9 @@ class Parquet:
                 else:
                     yield Document(source.id, source.title, text_of_cell(cell, f"{where} row {source.id}"))
                 del cell
-                source = next(waiting, None)
+            done = end
             start += batch.num_rows
-            if source is None:
+            if done == len(sources):
                 return
         raise CorpusError(f"{where} has {start:,} rows in row group {group} and says that it has more: it is damaged")
 
