@@ -10,7 +10,7 @@ All return flat values, with joint keys split: ``{"model.gate": "fixed", "model.
 from __future__ import annotations
 
 import contextlib
-import inspect
+import dataclasses
 import logging
 import math
 import random
@@ -28,7 +28,7 @@ from ray.tune.search.sample import Categorical, Float, Integer
 
 from common.errors import UserError
 from tune_spaces import SEARCHERS
-from tune_spaces.named import kind_of, make
+from tune_spaces.named import Named
 
 METRIC = "value"
 """The name under which schedulers, stoppers and searchers get the sweep's metric."""
@@ -137,15 +137,15 @@ class Searcher:
         self._drawn: set[str] = set()
         """Trials that the searcher has suggested: it knows no others."""
         instead = f"choose {' or '.join(SEARCHERS)}, or --search random"
-        kind, arguments = kind_of(path)
+        named = Named.parse(path)
         for logger in ("optuna", "hpbandster", "ray.tune.search"):  # imported now: Optuna sets its own level
             logging.getLogger(logger).setLevel(logging.ERROR)
-        points = self._points(name, arguments.pop("points_to_evaluate", []), drawn)
-        if points and "points_to_evaluate" in inspect.signature(kind).parameters:
-            arguments["points_to_evaluate"] = points
+        points = self._points(name, named.given.get("points_to_evaluate", []), drawn)
+        if points and "points_to_evaluate" in named.parameters:
+            named = dataclasses.replace(named, given={**named.given, "points_to_evaluate": points})
             seed += len(drawn)  # these take no random numbers: the same seed would draw them again after them
         seeds = dict.fromkeys(("seed", "random_state", "random_state_seed"), seed)  # each class has its own name for it
-        self._search = make(path, search.Searcher, instead, arguments, space=space, metric=METRIC, mode="min", **seeds)
+        self._search = named.make(search.Searcher, instead, space=space, metric=METRIC, mode="min", **seeds)
         self._search.set_search_properties(METRIC, "min", space)  # a searcher that has them already ignores this
 
     def _points(self, name: str, written: Any, drawn: Sequence[Draw]) -> list[dict[str, Any]]:

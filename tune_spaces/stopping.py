@@ -8,7 +8,6 @@ A scheduler's time is in tokens; HyperBand's in rungs of ``least`` tokens. A low
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -26,7 +25,7 @@ from ray.tune.stopper import Stopper
 
 from tune_spaces import SCHEDULERS, STOPPERS
 from tune_spaces.drawing import METRIC, listed_or_ends, rounded
-from tune_spaces.named import kind_of, make
+from tune_spaces.named import Named
 
 ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
 """Refused: these change a trial's resources, or repeat another sweep's changes."""
@@ -45,14 +44,17 @@ TRIED_RESULTS = 8
 
 def changes_values(name: str) -> bool:
     """Whether the scheduler changes the values of trials while they run. Raises ValueError if no scheduler has this name."""
-    kind, _ = kind_of(SCHEDULERS.get(name, name))
-    return issubclass(kind, PopulationBasedTraining)
+    return issubclass(_named(name).kind, PopulationBasedTraining)
 
 
 def compares_all(name: str) -> bool:
     """Whether trials wait until others have come as far. Raises ValueError if no scheduler has this name."""
-    kind, _ = kind_of(SCHEDULERS.get(name, name))
-    return issubclass(kind, ACTING)
+    return issubclass(_named(name).kind, ACTING)
+
+
+def _named(name: str) -> Named:
+    """The class of a scheduler, by its name or import path."""
+    return Named.parse(SCHEDULERS.get(name, name))
 
 
 def scheduler(
@@ -68,8 +70,7 @@ def scheduler(
 
     Raises ValueError if there is no such scheduler, or it cannot be used in a sweep.
     """
-    path = SCHEDULERS.get(name, name)
-    kind, given = kind_of(path)
+    named = _named(name)
     offered: dict[str, Any] = {
         "metric": METRIC,
         "mode": "min",
@@ -86,15 +87,14 @@ def scheduler(
         "log_config": False,
         "synch": True,
     }
-    if issubclass(kind, HyperBandScheduler):
+    if issubclass(named.kind, HyperBandScheduler):
         offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
-    check_written(name, given, domains, every)
-    takes_bounds = "hyperparam_bounds" in inspect.signature(kind).parameters
-    if takes_bounds and not (offered | given)["hyperparam_bounds"]:
+    check_written(name, named.given, domains, every)
+    if "hyperparam_bounds" in named.parameters and not (offered | named.given)["hyperparam_bounds"]:
         raise ValueError(
             f"{name} chooses values between two ends: write a range such as optim.lr=1e-4..1e-2, not a list"
         )
-    rule = make(path, **offered)
+    rule = named.make(**offered)
     if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
         raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")
     return rule
@@ -147,7 +147,8 @@ def stopper(name: str) -> Stopper:
     instead = "choose plateau, or write ray.tune.stopper:Name(field=value, …)"
 
     def made() -> Stopper:
-        return make(STOPPERS.get(name, name), Stopper, instead, metric=METRIC, mode="min")
+        named = Named.parse(STOPPERS.get(name, name))  # each time: the trial below must not change its arguments
+        return named.make(Stopper, instead, metric=METRIC, mode="min")
 
     tried = made()
     try:

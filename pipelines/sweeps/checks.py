@@ -187,10 +187,10 @@ def check_waiting(config: SweepConfig, domains: Mapping[str, Any]) -> None:
 
 def note_own_decisions(config: SweepConfig) -> None:
     """Print a note for each scheduler, searcher and stopper that may not decide the same again after a kill."""
-    from tune_spaces.named import is_exact
+    from tune_spaces.named import Named
 
     for named in (config.scheduler, config.search, config.stop):
-        if ":" in named and not is_exact(named):
+        if ":" in named and not Named.parse(named).is_exact:
             print(
                 f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
                 "resumes exactly only if it decides from them alone"

@@ -14,7 +14,7 @@ from common.errors import UserError
 from tests.tune_spaces.test_spaces import decisions, values
 from tune_spaces import SCHEDULERS, combine
 from tune_spaces.drawing import Searcher
-from tune_spaces.named import is_exact, kind_of, make
+from tune_spaces.named import Named
 from tune_spaces.stopping import scheduler, stopper, within_ranges
 
 
@@ -59,7 +59,7 @@ OWN = "tests.tune_spaces.test_named"
 
 
 def test_it_is_given_what_it_takes_and_what_is_written() -> None:
-    made = make(f"{OWN}:StopsAbove(limit=2.5)", metric="value", mode="min")
+    made = Named.parse(f"{OWN}:StopsAbove(limit=2.5)").make(metric="value", mode="min")
     assert (made.limit, made.name) == (2.5, "value")
 
 
@@ -127,7 +127,7 @@ def test_points_of_another_form_are_a_sentence(points: str) -> None:
 
 
 def test_tunes_own_is_found_in_a_module_of_its_name() -> None:
-    assert kind_of("ray.tune.schedulers:PB2(quantile_fraction=0.5)")[0].__module__ == "ray.tune.schedulers.pb2"
+    assert Named.parse("ray.tune.schedulers:PB2(quantile_fraction=0.5)").kind.__module__ == "ray.tune.schedulers.pb2"
 
 
 def test_points_to_begin_with_are_written_as_values() -> None:
@@ -171,8 +171,9 @@ def test_a_searcher_that_gives_no_label_of_a_list_is_refused(written: str, sente
 
 
 def test_a_rule_and_a_searcher_of_ones_own() -> None:
-    assert not is_exact(f"{OWN}:StopsAbove(limit=2.5)") and all(map(is_exact, SCHEDULERS.values()))
-    assert not is_exact("ray.tune.stopper:TimeoutStopper(timeout=9)")  # Tune's own, by the clock
+    assert not Named.parse(f"{OWN}:StopsAbove(limit=2.5)").is_exact
+    assert all(Named.parse(path).is_exact for path in SCHEDULERS.values())
+    assert not Named.parse("ray.tune.stopper:TimeoutStopper(timeout=9)").is_exact  # Tune's own, by the clock
     assert decisions(f"{OWN}:StopsAbove(limit=2.5)", [("a", 1, 2.0), ("a", 1, 3.0)]) == [False, True]
     searcher = Searcher(f"{OWN}:Counts", combine("states", values("small-rec")), seed=0)
     states = [(searcher.suggest(str(i)) or {})["model.states"] for i in range(5)]
