@@ -36,7 +36,8 @@ from pipelines.sweeps.trial import POINTER, TrialActor
 from pipelines.sweeps.trial_loop import ended_as
 from pipelines.terminal import cli
 from pipelines.training.stopping import Stop
-from tune_spaces.drawing import METRIC, fields
+from tune_spaces import fields
+from tune_spaces.drawing import METRIC
 
 SECONDS = "TUNE_SCALE_SECONDS"
 """Environment variable of the actors: seconds that a trial sleeps before each of its validations."""

@@ -31,7 +31,7 @@ from pipelines.config.run import flatten, to_json
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.training.jobs import Job, JobRecord, run_jobs
-from tune_spaces import combine
+from tune_spaces import combine, fields
 
 OWN = ("run", "root", "preset", "data.store", "data.corpus")
 """Fields that all stages share; `set` and `tune_set` cannot change them."""
@@ -208,8 +208,6 @@ def _own_values(config: PipelineConfig, preset: str) -> list[str]:
     named = [field for field in (pair.partition("=")[0].replace("-", "_") for pair in config.tune_set) if field in own]
     if not named:
         return []
-    from tune_spaces.drawing import fields  # imports Ray Tune: seconds
-
     varied = fields(combine(config.tune, {"preset": preset, **own}))
     kept = [field for field in named if not (field in varied or ("preset" in varied and field.startswith("model.")))]
     return [word for field in kept for word in words_of(field, own[field])]

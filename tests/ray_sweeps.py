@@ -13,7 +13,7 @@ from pipelines.sweeps.planning import open_or_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.running import Done, run_trials
 from pipelines.sweeps.sweep import Sweep
-from tune_spaces.drawing import fields
+from tune_spaces import fields
 
 
 class Killed(Exception):

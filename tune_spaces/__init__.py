@@ -6,9 +6,9 @@ domains = combine("lr+states", preset_values)        # {"optim.lr": tune.logunif
 This module does not import Ray Tune, which takes seconds: spaces are listed, and unknown ones refused, without it.
 """
 
-from tune_spaces.spaces import SPACES, Space, combine, parts_of
+from tune_spaces.spaces import SPACES, Space, combine, fields, parts_of
 
-__all__ = ["SCHEDULERS", "SEARCHERS", "SPACES", "STOPPERS", "Space", "combine", "parts_of"]
+__all__ = ["SCHEDULERS", "SEARCHERS", "SPACES", "STOPPERS", "Space", "combine", "fields", "parts_of"]
 
 SEARCHERS = {
     "optuna": ("ray.tune.search.optuna:OptunaSearch", "optuna"),

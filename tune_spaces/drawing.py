@@ -52,11 +52,6 @@ def rounded(domain: Any, value: Any) -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def fields(domains: Mapping[str, Any]) -> list[str]:
-    """The dotted names of the fields that are varied."""
-    return [field for key in domains for field in key.split(",")]
-
-
 def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
     """The draw of this index, from 0. Each key has its own random stream."""
     streams = {key: random.Random(f"{seed}/{index}/{key}").getrandbits(32) for key in domains}

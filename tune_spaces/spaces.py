@@ -148,6 +148,11 @@ def parts_of(text: str) -> list[str]:
     return re.split(r"\s*\+\s*(?=[a-z])", text.strip())
 
 
+def fields(domains: Mapping[str, Any]) -> list[str]:
+    """The dotted names of the fields that are varied."""
+    return [field for key in domains for field in key.split(",")]
+
+
 def combine(text: str, values: Values) -> Domains:
     """The domains of spaces joined by +, each listed value once.
 
@@ -157,13 +162,11 @@ def combine(text: str, values: Values) -> Domains:
     domains: Domains = {}
     for part in parts_of(text):
         found = _inline(part, values) if "=" in part else _named(part, values)
-        taken = {field for key in domains for field in key.split(",")}
+        again = set(fields(domains)).intersection(fields(found))
+        if again:
+            raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
         for key, domain in found.items():
-            fields = key.split(",")
-            again = taken & set(fields)
-            if again:
-                raise ValueError(f"the space {text!r} varies {sorted(again)[0]} twice: leave one of its parts out")
-            for field in fields:
+            for field in key.split(","):
                 if field not in values:
                     raise ValueError(f"the space {part!r} varies {field}, which {values['preset']} does not have")
             domains[key] = _checked(part, key, domain, values)

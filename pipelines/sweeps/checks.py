@@ -14,7 +14,7 @@ from common.places import Place
 from pipelines.presets import PRESETS
 from pipelines.sweeps.command import SweepConfig, changes_learning, read_command
 from pipelines.sweeps.values import check_values, fitting
-from tune_spaces import combine
+from tune_spaces import combine, fields
 
 PERTURBABLE = ("optim.lr", "optim.max_grad_norm", "schedule.min_lr_ratio")
 """Fields that a run reads anew at every step. Weight decay and betas are in the optimizer's own state."""
@@ -105,8 +105,6 @@ def check_presets(config: SweepConfig, domains: Mapping[str, Any]) -> None:
 
 def check_varied(config: SweepConfig, domains: Mapping[str, Any]) -> None:
     """Raise UserError where a field cannot be varied, or a value makes no run."""
-    from tune_spaces.drawing import fields
-
     for name in fields(domains):
         if name == "model.name":
             raise UserError(f"model.name cannot be varied: {another_model(config, domains)}")
@@ -136,8 +134,6 @@ def another_model(config: SweepConfig, domains: Mapping[str, Any]) -> str:
 
 def check_population(config: SweepConfig, domains: Mapping[str, Any]) -> None:
     """Raise UserError where a scheduler that changes running trials cannot change these."""
-    from tune_spaces.drawing import fields
-
     run = config.train
     fixed = [name for name in fields(domains) if name not in PERTURBABLE]
     if fixed:
@@ -162,7 +158,7 @@ def check_population(config: SweepConfig, domains: Mapping[str, Any]) -> None:
 
 def check_waiting(config: SweepConfig, domains: Mapping[str, Any]) -> None:
     """Raise UserError where a scheduler waits for trials that would never begin; else note how its sweep resumes."""
-    from tune_spaces.drawing import fields, grid
+    from tune_spaces.drawing import grid
 
     planned = config.num_samples
     if config.max_trials and config.search == "grid":

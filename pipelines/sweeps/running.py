@@ -35,7 +35,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
 from pipelines.training.stopping import STOPPED_STATUS, Stop
-from tune_spaces.drawing import fields
+from tune_spaces import fields
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tests.mlflow_server import Server
 from tests.small_runs import TINY
-from tune_spaces.drawing import fields
+from tune_spaces import fields
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.tracking.metrics_file import read_records
 from tests.small_corpus import words
-from tune_spaces.drawing import fields
+from tune_spaces import fields
 
 HERE = Path(__file__).parent
 HOME = Path("/tmp/throughline-release")

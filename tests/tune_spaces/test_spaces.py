@@ -15,8 +15,8 @@ from pipelines.config.run import flatten, to_json
 from pipelines.presets import PRESETS
 from recur_models.block_recurrent import Cell
 from recur_models.gates import Gate
-from tune_spaces import SPACES, Space, combine
-from tune_spaces.drawing import Draw, Searcher, draw, fields, grid
+from tune_spaces import SPACES, Space, combine, fields
+from tune_spaces.drawing import Draw, Searcher, draw, grid
 from tune_spaces.spaces import parts_of
 from tune_spaces.stopping import scheduler
 
