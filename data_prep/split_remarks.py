@@ -1,6 +1,6 @@
 """Checks of a corpus and its scanned splits, and remarks on them: why one has no document, and which share texts.
 
-empty_split(corpus, scans["test"])        # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
+empty_split(scans["test"])                # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
 shared_texts(scans)                       # ["3 of 40 documents of validation stand in train too, byte for byte: …"]
 """
 
@@ -59,12 +59,14 @@ def _resolved(place: Place) -> Path:
     return Path(os.path.realpath(place.path) if place.is_local else place.path)
 
 
-def check_documents(corpus: Corpus, scans: Sequence[SplitScan], each: bool) -> None:
-    """Raises StoreError where no split has a document.
+def check_documents(scans: Sequence[SplitScan], each: bool) -> None:
+    """Raises StoreError where no split of a corpus has a document.
 
     Args:
+        scans: of one split or more.
         each: raise also if one of the splits has none, since the user named the splits.
     """
+    corpus = scans[0].corpus
     empty = [scan for scan in scans if not scan.documents]
     if empty and each:
         what = f"split {empty[0].split} of {corpus.name} holds {_without_text(empty[:1])}"
@@ -88,9 +90,10 @@ def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
                 tokenizer.encode(document.text)
 
 
-def empty_split(corpus: Corpus, scan: SplitScan) -> str:
+def empty_split(scan: SplitScan) -> str:
     """The message on a split without documents. It does not name the split."""
     remedy = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
+    corpus = scan.corpus
     if isinstance(corpus, Task):
         remedy = f"give --{scan.split} 1 or more"
     elif isinstance(corpus, SplitsByHash) and "split_by" in vars(corpus) and not corpus.splits_by_hash():

@@ -182,9 +182,9 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     # Check, before anything is written
     empty = [split for split in named if not scans[split].documents]
     splits = [split for split in named if split not in empty]
-    split_remarks.check_documents(corpus, [scans[split] for split in named], each=config.splits != SPLITS)
+    split_remarks.check_documents([scans[split] for split in named], each=config.splits != SPLITS)
     for split in empty:
-        console.print(f"{split}: {split_remarks.empty_split(corpus, scans[split])}")
+        console.print(f"{split}: {split_remarks.empty_split(scans[split])}")
     for split in named:
         check_own(config.place / split, config.overwrite, split in empty)
     tokenizer = _tokenizer(asked, config, scans, console)
