@@ -147,15 +147,18 @@ def store_not_seen(nodes: Sequence[Node], config: TrainConfig) -> list[str]:
     """A sentence for each machine that cannot read the store, or reads another one."""
     manifest = Place.parse(config.data.store) / config.data.corpus / "train" / "manifest.json"
     answers = on_each(nodes, attempt, manifest.xxh3)
-    reads = ((node, answer) for node, answer in zip(nodes, answers, strict=True) if answer[0])
-    reference, usual = next(reads, (nodes[0], None))
-    return [
+    readers = [(node, found) for node, (found, _) in zip(nodes, answers, strict=True) if found]
+    unread = [
         f"{label(node)} cannot read {manifest} ({why}): mount the store there, or prepare it in a folder that all machines share"
-        if why
-        else f"{manifest} on {label(node)} is another one than on {label(reference)}: mount the same store"
         for node, (found, why) in zip(nodes, answers, strict=True)
-        if (found, why) != usual
+        if not found
     ]
+    others = [
+        f"{manifest} on {label(node)} is another one than on {label(readers[0][0])}: mount the same store"
+        for node, found in readers
+        if found != readers[0][1]
+    ]
+    return unread + others
 
 
 def not_reached(nodes: Sequence[Node]) -> list[str]:
