@@ -73,9 +73,8 @@ def _needed(kind: Any) -> str:
 def _list_mismatch(value: Any, inside: tuple[Any, ...]) -> str:
     """The result of `type_mismatch` for a tuple with items of these types, of any length if there is an ellipsis."""
     open_ended = Ellipsis in inside
-    each = inside
-    if open_ended:
-        each = inside[:1] * len(value) if isinstance(value, tuple) else ()
-    if isinstance(value, tuple) and len(value) == len(each) and not any(map(type_mismatch, value, each)):
-        return ""
+    if isinstance(value, tuple):
+        kinds = inside[:1] * len(value) if open_ended else inside
+        if len(value) == len(kinds) and not any(map(type_mismatch, value, kinds)):
+            return ""
     return f"a list{'' if open_ended else f' of {len(inside)}'}, each {_needed(inside[0])}"
