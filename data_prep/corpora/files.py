@@ -67,14 +67,15 @@ def check_links(files: Sequence[Listed], takes: Callable[[str], bool]) -> None:
             )
 
 
-def shards(name: str, source: str, endings: tuple[str, ...], left_out: frozenset[str] = frozenset()) -> list[Listed]:
-    """The files with some endings that `--source` names: one file, or all in a folder and the folders in it that are not hidden."""
+def shards(name: str, source: str, endings: tuple[str, ...], takes: Callable[[str], bool]) -> list[Listed]:
+    """The files that `--source` names: one file, or all that the corpus ``takes`` in a folder and the folders in it that are not
+    hidden. ``endings`` of them are for the message.
+    """
     root = place_of(name, source)
     if root.is_file():
         check_name(root.parent, root.name)
         return [Listed(root, root.name, root.size(), is_dir=False)]
-    found = files_in(root, recursive=True, follow=True, takes=lambda name: name.lower().endswith(endings))
-    files = [file for file in found if file.place.name not in left_out and not is_hidden(file.name)]
+    files = files_in(root, recursive=True, follow=True, takes=lambda file: takes(file) and not is_hidden(file))
     if not files:
         raise CorpusError(f"{root} holds no file that ends in {', '.join(endings)}: give --source another folder")
     for file in files:

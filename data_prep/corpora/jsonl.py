@@ -165,7 +165,7 @@ class JsonLines:
         return None
 
     def _files(self) -> list[Listed]:
-        return shards(self.name, self.source, ENDINGS, NOT_DATA)
+        return shards(self.name, self.source, ENDINGS, self.takes)
 
     def _refuse_lines(self, file: Listed) -> None:
         """Raises CorpusError if the first records are lines of WikiText, not documents."""

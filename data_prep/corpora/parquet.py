@@ -124,7 +124,7 @@ class Parquet:
         raise CorpusError(f"{where} has {start:,} rows in row group {group} and says that it has more: it is damaged")
 
     def _files(self) -> list[Listed]:
-        return shards(self.name, self.source, (".parquet",))
+        return shards(self.name, self.source, (".parquet",), lambda name: name.lower().endswith(".parquet"))
 
     def _numbered(self, file: Listed, split: str, named: bool) -> NumberedFile:
         """The rows of a file, named by their numbers."""

@@ -202,6 +202,8 @@ def test_a_broken_link_is_no_missing_text(tmp_path: Path, name: str) -> None:
 
 def test_broken_links_of_shards_and_books_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "config.json").symlink_to("gone")
+    assert len(JsonLines(source=str(tmp_path)).sources("train")) == 1
     (tmp_path / "b.jsonl").symlink_to("gone")
     with pytest.raises(CorpusError, match=r"b\.jsonl is a link to gone, which is not there"):
         JsonLines(source=str(tmp_path)).sources("train")
