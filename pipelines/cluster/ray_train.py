@@ -8,6 +8,7 @@ first_line(error)                       # for a sentence
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,9 @@ def run_workers(
         classes: Any = train
         before = reservations()
         trainer()(
-            worker,
-            train_loop_config=arguments,
+            lambda: worker(
+                arguments
+            ),  # not as train_loop_config, which Ray may show as text on its dashboard: it has passwords
             scaling_config=classes.ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,
@@ -55,8 +57,11 @@ def run_workers(
             ),
         ).fit()
     except BaseException as error:  # also errors by which Ray ends its thread: the caller decides
-        with contextlib.suppress(Exception):  # Ray itself may be gone
-            release(reservations() - before)
+        import ray
+
+        if ray.is_initialized():  # else these calls would begin another session
+            with contextlib.suppress(Exception):  # Ray itself may be gone
+                release(reservations() - before)
         return error
     return None
 
@@ -111,4 +116,7 @@ def first_line(error: BaseException) -> str:
     """The first sentence of an error that Ray has wrapped, without the headings around it."""
     told = str(next(iter(failures_of(error)), error))
     lines = [line.strip() for line in told.splitlines() if line.strip() and not line.endswith(":")]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    # A worker that has lost another says so in gloo's words: a line of its source first, and then where to report an error.
+    return re.sub(r"^\[\S+:\d+\] ", "", lines[0]).partition(". This is typically caused by")[0]
