@@ -153,8 +153,9 @@ def main(argv: list[str]) -> None:
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # without pictures: the table
     look = ", ".join([str(cli.shown(first)), *(path.name for path in others)])
-    _, root = tracking_of(targets[0].checkpoint, targets[0].run, config.tracking)
-    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}, or {cli.typed_ui(root)}")
+    tracking, root = tracking_of(targets[0].checkpoint, targets[0].run, config.tracking)
+    ui = f", or {cli.typed_ui(root)}" if tracking.in_own_file else ""
+    print(f"  report    {cli.shown(output.recorded)}\n  look      {look}{ui}")
     refresh_index(report_folder.folder)
 
 

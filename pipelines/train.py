@@ -160,7 +160,7 @@ def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
             "documents hold the names of its special tokens as text"
         )
     run_folder = RunFolder.of(config)
-    if not run_folder.is_local and config.tracking.backend == "mlflow" and not config.tracking.uri:
+    if not run_folder.is_local and config.tracking.in_own_file:
         lines.append(
             f"  MLflow  stays on the machine of rank 0, in {run_folder.folder.parent}: --tracking.uri names a server"
         )
@@ -197,8 +197,7 @@ def _shown(config: TrainConfig) -> str:
 
 def _next(config: TrainConfig) -> str:
     run = RunFolder.of(config)
-    own_file = config.tracking.backend == "mlflow" and not config.tracking.uri
-    look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if own_file else ""
+    look = f"\n  look      {cli.typed_ui(root_of(run.folder, config.run))}" if config.tracking.in_own_file else ""
     found = []
     with contextlib.suppress(OSError):  # a store that does not answer ends no finished run
         found = splits_of(Place.parse(config.data.store) / config.data.corpus)

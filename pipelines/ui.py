@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
     config = cli.parse(UiConfig, argv, __doc__)
     if not (config.root / MLFLOW_DATABASE).exists():
         raise FileNotFoundError(
-            f"{config.root} holds no mlflow.db: train something first, or name the --root of your runs"
+            f"{config.root} holds no mlflow.db: train something first, name the --root of your runs, or open the address of your "
+            "server if MLFLOW_TRACKING_URI or --tracking.uri named one"
         )
     check_tracking(TrackingConfig(), config.root)
     check_port(config.port)

@@ -133,6 +133,11 @@ class TrackingConfig:
         if self.experiment and not self.experiment.strip():
             raise UserError("tracking.experiment is blank: name an MLflow experiment")
 
+    @property
+    def in_own_file(self) -> bool:
+        """Whether a run is in MLflow's file in the folder of all runs, which `pipelines.ui` shows."""
+        return self.backend == "mlflow" and not self.uri
+
     def located(self) -> TrackingConfig:
         """The config with defaults from MLflow's environment variables.
 

@@ -179,7 +179,7 @@ class TrainConfig:
             cache = Place.parse(cache).text
         data = dataclasses.replace(self.data, store=store, cache=cache)
         tracking = self.tracking.located()
-        own = tracking.backend == "mlflow" and not tracking.uri and not is_uri(root)
+        own = tracking.in_own_file and not is_uri(root)
         name = self.run.split("/")[0]
         if own and name in (MLFLOW_DATABASE, MLFLOW_ARTIFACTS):
             raise UserError(f"run is {self.run!r}, and MLflow's own {name} is below --root: choose another --run")

@@ -1,13 +1,12 @@
 """The findings of a sweep for a terminal: its trials, the winner, whether that beats the preset, and the commands that come next.
 
-status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"), "runs")
+status = print_findings(read_sweep(Path("runs/sweep")), Place.parse("runs/sweep"), "python -m pipelines.ui")
 """
 
 from __future__ import annotations
 
 import shlex
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
@@ -19,8 +18,11 @@ from pipelines.terminal.commands import typed
 from pipelines.terminal.tables import Form, table
 
 
-def print_findings(sweep: SweepResult, place: Place, root: str | Path) -> int:
-    """Print all findings of the sweep at ``place`` below ``root``. Returns the exit status: 1 if no trial has a result."""
+def print_findings(sweep: SweepResult, place: Place, ui: str) -> int:
+    """Print all findings of the sweep at ``place``. ``ui``: the command that shows its trials in MLflow, if there is one.
+
+    Returns the exit status: 1 if no trial has a result.
+    """
     print_trials(sweep)
     if not sweep.scored or sweep.winner is None:
         print("no trial has a result: see trial.json and logs/ in each trial's folder", file=sys.stderr)
@@ -37,9 +39,10 @@ def print_findings(sweep: SweepResult, place: Place, root: str | Path) -> int:
     print(
         f"  again   {sweep.winner['command']}\n"
         f"  or      {typed('train')} {shlex.quote(cli.shown((place / 'best.json').recorded))}\n"
-        f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}{best_alone}\n"
-        f"  look    {cli.typed_ui(root)}"
+        f"  test    {typed('evaluate')} {shlex.quote(cli.shown((place / f'trials/{best.id}').recorded))}{best_alone}"
     )
+    if ui:
+        print(f"  look    {ui}")
     return 0
 
 

@@ -57,7 +57,7 @@ def check_files(config: SweepConfig) -> None:
         )
     place = Place.parse(config.train.root)
     tracking = config.train.tracking
-    if not place.is_local and tracking.backend == "mlflow" and not tracking.uri:
+    if not place.is_local and tracking.in_own_file:
         raise UserError(
             f"--root is {place}, and MLflow's own file cannot be in a bucket: name a server by --tracking.uri, or add "
             "--tracking.backend none"

@@ -142,4 +142,5 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
             f"{counted(failed, 'trial')} failed, for good in this sweep: to train such a trial again, start one by another --run"
         )
     root = sweep.config.train.root if sweep.run.is_local else "runs"
-    return print_findings(read_sweep(sweep.folder), sweep.run.place, Path(root).absolute())
+    ui = cli.typed_ui(Path(root).absolute()) if sweep.config.train.tracking.in_own_file else ""
+    return print_findings(read_sweep(sweep.folder), sweep.run.place, ui)

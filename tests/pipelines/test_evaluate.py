@@ -221,10 +221,17 @@ def test_a_report_without_a_picture_is_one(
     prepare(make_config(store=str(tmp_path / "other")))
     second = train("--steps", "2", "--data.store", str(tmp_path / "other"), name="second")
     evaluate.main([str(first), str(second), *QUIET])
-    assert "look      runs/reports/first-vs-second/table.csv, or" in capsys.readouterr().out.replace(f"{tmp_path}/", "")
-    third = train("--steps", "2", name="group/third")
+    out = capsys.readouterr().out
+    assert "look      runs/reports/first-vs-second/table.csv\n" in out.replace(f"{tmp_path}/", "")
+    assert "pipelines.ui" not in out  # MLflow has neither run
+
+
+def test_where_mlflow_shows_an_evaluation_is_said(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("--steps", "2", "--tracking.backend", "mlflow", name="group/run")
     capsys.readouterr()
-    evaluate.main([str(third), *QUIET])
+    evaluate.main([str(run)])
     assert f"or python -m pipelines.ui --root {tmp_path}/runs\n" in capsys.readouterr().out
 
 
