@@ -134,7 +134,7 @@ class Place:
         while not path.exists():
             path = path.parent
         made = path != Path(self.path)
-        return os.access(path, os.W_OK) and (path.is_dir() or not made)
+        return os.access(path, os.W_OK, effective_ids=True) and (path.is_dir() or not made)
 
     def size(self) -> int:
         """Bytes of a file. Raises FileNotFoundError."""

@@ -61,8 +61,9 @@ def main(argv: list[str]) -> int:
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     print(describe(config, run, parameters), flush=True)
     if run.resume and run.resume.step >= config.steps:
-        with file_lock(run_folder.folder, "another training run"):
-            complete(config, run.train_store, run.resume)
+        if Place.parse(run_folder.folder).is_writable():  # another user's is as complete as its owner left it
+            with file_lock(run_folder.folder, "another training run"):
+                complete(config, run.train_store, run.resume)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError
+from common.errors import UserError, sentence
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
 from pipelines.checkpoints.saving import Saver
@@ -24,14 +24,16 @@ from pipelines.config.run import DataConfig, OptimConfig
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.tracking.metrics_file import read_records
+from pipelines.train import main
 from pipelines.training import loop, utilisation
 from pipelines.training.optim import build_optimizer
 from pipelines.training.restoring import restore_lanes, seed_dropout
 from pipelines.training.utilisation import Speed
 from pipelines.training.world import World
 from recur_models import health
+from tests.ordinary_user import let_all_read, ordinary_user
 from tests.small_corpus import contents
-from tests.small_runs import curve, forget, records_with, values_of, without_run_name
+from tests.small_runs import TINY, curve, forget, records_with, values_of, without_run_name
 
 Train = Callable[..., Path]
 
@@ -205,6 +207,23 @@ def test_a_finished_run_is_left_alone(train: Train, capsys: pytest.CaptureFixtur
     train()
     assert "nothing to do" in capsys.readouterr().out
     assert contents(folder) == before
+
+
+def test_a_finished_run_of_another_user_is_no_error(
+    store: Path, reachable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(store, reachable / "store")
+    where = ["--data.store", str(reachable / "store"), "--root", str(reachable / "runs"), "--run", "run"]
+    words = [*TINY, *where, "--validate-every", "0"]
+    main([*words, "--steps", "2"])
+    let_all_read(reachable)
+    capsys.readouterr()
+    with ordinary_user():
+        assert main([*words, "--steps", "2"]) == 0
+        assert "nothing to do" in capsys.readouterr().out
+        with pytest.raises(PermissionError) as error:
+            main([*words, "--steps", "4", "--allow-change", "steps"])
+    assert sentence(error.value).endswith("Permission denied: ask its owner for access, or work on a copy of your own")
 
 
 def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Train) -> None:
