@@ -31,10 +31,13 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
-    """Names of a folder's safetensors files. Raises UserError where one is missing, or the index of several is damaged."""
+    """Names of a folder's safetensors files: one alone comes first, as in transformers, which leaves an older index beside it.
+
+    Raises UserError where one is missing, or the index of several is damaged.
+    """
     index = folder / "model.safetensors.index.json"
     names: list[Any] = ["model.safetensors"]
-    if index.is_file():
+    if index.is_file() and not (folder / names[0]).is_file():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise UserError(f"{index} names no weights: fetch the folder again, or save it again with save_pretrained")
