@@ -29,7 +29,10 @@ HEAD_DIM = "hidden_size / num_attention_heads"
 
 def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """config.json's values, completed. It has rotary positions in one of two ways; the oldest folders lack them."""
-    rope = {**(values.get("rope_scaling") or {}), **(values.get("rope_parameters") or {})}
+    rope = dict[str, Any]()
+    for name in ("rope_scaling", "rope_parameters"):
+        found = values.get(name) or {}
+        rope |= found if isinstance(found, dict) else {"rope_type": found}
     width = values.get("hidden_size") or 0
     heads = values.get("num_attention_heads") or 0
     head_dim = values.get("head_dim") or 0

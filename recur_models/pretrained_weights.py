@@ -114,13 +114,14 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     odd = [key for key, value in sorted(family.required.items()) if values[key] != value]
     if odd:
         raise ValueError(
-            f"{folder} has {odd[0]}={values[odd[0]]}, and here it is {family.required[odd[0]]}: {family.remedy}"
+            f"{folder} has {odd[0]}={values[odd[0]]}, and only {odd[0]}={family.required[odd[0]]} is computed here: name another "
+            "model"
         )
     sizes: dict[str, Any] = {}
     for ours, theirs in family.names.items():
         size = values.get(theirs)
         kind = type(family.small[ours])
-        if not isinstance(size, (kind, int)):
+        if not isinstance(size, (kind, int)) or (kind in (int, float) and size <= 0):
             raise ValueError(f"{folder / 'config.json'} has {theirs}={size}, which is no size: {family.remedy}")
         sizes[ours] = kind(size)
     return sizes
@@ -151,7 +152,7 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     odd = sorted(named.keys() ^ like.keys())
     if odd:
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
-    named |= _tables(family, folder, named, vocab_size, values.get(family.document_token))
+    named |= _tables(family, folder, named, vocab_size, values)
     for name, tensor in named.items():
         if tensor.shape != like[name].shape:
             raise ValueError(
@@ -223,20 +224,24 @@ def _with_recurrence(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) ->
 
 
 def _tables(
-    family: Family, folder: Path, named: Mapping[str, Tensor], vocab_size: int, document_token: Any
+    family: Family, folder: Path, named: Mapping[str, Tensor], vocab_size: int, values: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """The embeddings, and an output layer of its own, with a row for begin-of-document where the folder has none; empty where
-    they fit as they are. Raises ValueError for another size of the vocabulary.
+    they fit as they are. ``values``: the folder's config.json. Raises ValueError for another size of the vocabulary.
     """
     rows = named["embedding.weight"].shape[:1].numel()
     ids = vocab_size - 1  # without begin-of-document
-    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
+    is_export = "model" in values or values.get("begin_of_document_id") == ids
+    is_padded = family.padded and not is_export and ids < rows and rows in _paddings(ids)
+    if ids == rows or is_padded:
         tables = {"embedding.weight", "output.weight"} & named.keys()
+        document_token = values.get(family.document_token)
         return {table: _with_begin_of_document(named[table], ids, document_token) for table in tables}
     if vocab_size != rows:
+        cut = f"; if they have rows for no token, cut them with model.resize_token_embeddings({ids}) and save the model again"
         raise ValueError(
             f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {rows:,}: prepare the store with "
-            "the tokenizer of these weights (its ids, and one for begin-of-document)"
+            f"the tokenizer of these weights (its ids, and one for begin-of-document){cut if rows > vocab_size else ''}"
         )
     return {}
 

@@ -299,7 +299,9 @@ def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) 
     theirs.transformer.save_pretrained(
         tmp_path / "bare"
     )  # as the published files: without "transformer." and the output layer
-    for name in ("parts", "bare"):
+    saved(tmp_path / "again", max_shard_size="20KB")
+    saved(tmp_path / "again")  # leaves the index of parts that are gone
+    for name in ("parts", "bare", "again"):
         model = GPT2Config(pretrained=str(tmp_path / name), window=16).build(VOCAB).eval()
         torch.testing.assert_close(model(tokens(1, 16))[0], theirs(tokens(1, 16)).logits, rtol=0, atol=1e-5)
 
@@ -322,6 +324,8 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     assert "lacks the weight 'layers.3." in refused(of(changed("more", n_layer=4)))
     assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
     assert "embeddings of 31: prepare the store" in refused(of(folder, 40))
+    assert "cut them with model.resize_token_embeddings(19) and save" in refused(of(folder, 20))
+    assert "n_embd=0, which is no size" in refused(of(changed("narrow", n_embd=0)))
     assert "give --model.layers 3, or 0" in refused(of(folder, layers=2))
     unsafe = changed("unsafe")
     (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")

@@ -158,9 +158,12 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         return lambda: LlamaConfig(pretrained=str(place), window=8).build(VOCAB)
 
     scaled = {"rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0}
-    assert "rope_type=llama3, and here it is default" in refused(of("scaled", rope_parameters=scaled))
-    assert "head_dim=8, and here it is hidden_size / num_attention_heads" in refused(of("wide", head_dim=8))
+    assert "rope_type=llama3, and only rope_type=default is computed here: name another model" in refused(
+        of("scaled", rope_parameters=scaled)
+    )
+    assert "head_dim=8, and only head_dim=hidden_size / num_attention_heads is" in refused(of("wide", head_dim=8))
     assert "attention_bias=True" in refused(of("biased", attention_bias=True))
+    assert "rope_type=linear" in refused(of("worded", rope_parameters="linear"))
     assert "rms_norm_eps=small" in refused(of("unsized", rms_norm_eps="small"))
     assert "'mistral', not of a Llama: name a folder that transformers' LlamaForCausalLM" in refused(
         of("m", model_type="mistral")

@@ -143,13 +143,14 @@ def test_begin_of_document_is_one_id_more_than_the_folder_has(kind: str, tmp_pat
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["own", "tied"])
-def test_rows_that_were_padded_go(kind: str, tmp_path: Path) -> None:
-    """A tokenizer of 25 ids, whose embeddings have 32 rows: begin-of-document is the twenty-sixth."""
+@pytest.mark.parametrize("size", [25, 31])
+def test_rows_that_were_padded_go(kind: str, size: int, tmp_path: Path) -> None:
+    """The embeddings of a tokenizer with 25 or 31 ids have 32 rows: begin-of-document is one row more than the ids."""
     theirs = saved(tmp_path, vocab_size=32, **KINDS[kind])
-    ids = tokens(2, LENGTH) % 25
-    logits, _ = opened(tmp_path, 26)(ids)
-    near(logits[..., :25], theirs(ids).logits[..., :25])
-    assert torch.equal(logits[..., 25], logits[..., 1])
+    ids = tokens(2, LENGTH) % size
+    logits, _ = opened(tmp_path, size + 1)(ids)
+    near(logits[..., :size], theirs(ids).logits[..., :size])
+    assert torch.equal(logits[..., size], logits[..., 1])
 
 
 @torch.no_grad()
@@ -217,7 +218,9 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         place = rewritten(own, tmp_path / name, ("time_step_limit",), **values)
         return refused(lambda: opened(place))
 
-    assert f"hidden_act=gelu, and here it is silu: {remedy}" in of("gelu", hidden_act="gelu")
+    assert "hidden_act=gelu, and only hidden_act=silu is computed here: name another model" in of(
+        "gelu", hidden_act="gelu"
+    )
     assert "step_limit=[0, {}], which is no size" in of("end", time_step_limit=[0, {}])
     assert "model.step_limit is (0.5, 0.1)" in of("turned", time_step_limit=[0.5, 0.1])
     assert f"step_limit=short, which is no size: {remedy}" in of("limit", time_step_limit="short")
