@@ -72,6 +72,16 @@ def model_type(path: str | Path) -> str:
     return found if isinstance(found, str) else ""
 
 
+def check_is_ours(path: str | Path) -> None:
+    """Raise CheckpointError for a folder with a model of transformers' own."""
+    kind = model_type(path)
+    if kind not in ("", "throughline"):
+        raise CheckpointError(
+            f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint or a folder that pipelines.export made; "
+            "--model.pretrained begins a run with a gpt2, a llama or a mamba2"
+        )
+
+
 def check_is_no_adapter(path: str | Path) -> None:
     """Raise UserError for a folder with an adapter of PEFT's and no model."""
     folder = os.path.expanduser(path)

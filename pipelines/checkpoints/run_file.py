@@ -14,7 +14,7 @@ from common.errors import UserError, given_by_user
 from common.files import parse_json
 from common.places import Place
 from common.uris import is_uri
-from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported
+from pipelines.checkpoints.exported import Exported, check_is_no_adapter, check_is_ours, is_exported
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
@@ -35,6 +35,8 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
     if not name.partition("?")[0].endswith(".json"):  # a URI's query says where its bucket is
         return {**presets, **begun_with(name)}
     path = Place.parse(name)
+    if path.name == "config.json":
+        check_is_ours(path.parent.text)
     try:
         values = parse_json(path.read_bytes())
         with given_by_user(ValueError):
@@ -54,6 +56,7 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
     """
     check_is_no_adapter(name)
     if not is_exported(name):
+        check_is_ours(name)
         if not is_uri(name):
             refuse_path(name)
         return {}

@@ -21,7 +21,7 @@ from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bo
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
-from pipelines.checkpoints.exported import Exported, check_is_no_adapter, is_exported, model_type
+from pipelines.checkpoints.exported import Exported, check_is_no_adapter, check_is_ours, is_exported
 from pipelines.checkpoints.run_folder import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
@@ -154,12 +154,7 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
     checkpoint of those validated at their own step, if there is one.
     """
     check_is_no_adapter(path)
-    kind = model_type(path)
-    if kind:
-        raise CheckpointError(
-            f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint or a folder that pipelines.export made; "
-            "--model.pretrained begins a run with a gpt2, a llama or a mamba2"
-        )
+    check_is_ours(path)
     run, name = find_run(path)
     if name and run.is_local:
         return Checkpoint.open(Path(Place.parse(path).path))

@@ -255,8 +255,13 @@ def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], 
             evaluate.main([str(spoiled), *where])
     with pytest.raises(UserError, match="does not record the tokenizer"):
         evaluate.main([str(tmp_path / "spoiled-2"), *where, "--corpus", "text"])
-    with pytest.raises(UserError, match="holds an adapter and no model"):
-        train_main([str(tmp_path / "spoiled-1"), "--run", "more"])
+    for name, message in {
+        "spoiled-1": "holds an adapter and no model",
+        "spoiled-5": "is a model of transformers' own, 'llama'.*--model.pretrained",
+        "spoiled-5/config.json": "is a model of transformers' own, 'llama'",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            train_main([str(tmp_path / name), "--run", "more"])
     assert not (tmp_path / "report").exists()
 
 
