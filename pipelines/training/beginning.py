@@ -1,17 +1,29 @@
-"""The weights that a new run begins with, where its config names a folder of them: `initial_weights`.
+"""The weights that a new run begins with, where its config names a folder of them: `initial_weights`, or `model.pretrained`.
 
     initial = open_initial(config, train_store)        # an `Exported`, or None
+    other_tokenizer(config.model, train_store)         # a sentence if pretrained weights know other tokens
 
 A run that is resumed has its checkpoint and reads no such folder.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from common.model_folder import read_json
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import TokenizerError, tokenizer_from_spec
 from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
 from pipelines.checkpoints.exported import Exported
 from pipelines.config.run import ModelSettings, TrainConfig
 from recur_models import model_from_json
+from recur_models.pretrained_config import PretrainedConfig
+from recur_models.pretrained_weights import folder_of
+
+PROBE = (
+    "In 1851 the captain's three whalers sang: “Où allons-nous?” — 7,290 miles!\n\tdef area(r): return 3.14 * r ** 2\n"
+)
+"""Text that two tokenizers encode alike only where they are the same, in whatever files."""
 
 
 def open_initial(config: TrainConfig, store: SegmentStore) -> Exported | None:
@@ -43,3 +55,22 @@ def check_same_model(exported: Exported, model: ModelSettings) -> None:
                 f"{exported.folder} is a {model.name} with model.{name} {theirs[name]}, and this run has {value}: weights fit "
                 f"their own model alone, so leave out --model.{name.replace('_', '-')}"
             )
+
+
+def other_tokenizer(model: ModelSettings, store: SegmentStore) -> str:
+    """A sentence if the tokenizer in the folder of `model.pretrained` encodes texts otherwise than the store's; else ""."""
+    if not isinstance(model, PretrainedConfig) or not model.has_weights or store.labelled:
+        return ""
+    folder = folder_of(model.pretrained)
+    if "begin_of_document_id" in read_json(folder / "config.json"):  # an export's tokenizer begins each text with it
+        return ""
+    try:
+        own: Any = tokenizer_from_spec(str(folder))
+    except TokenizerError:  # the folder has none
+        return ""
+    if own.encode(PROBE).tolist() == store.tokenizer().encode(PROBE).tolist():
+        return ""
+    return (
+        f"{store.folder} was prepared with another tokenizer than the one in {folder}: its ids are not those that the weights "
+        f"know; prepare the store with --tokenizer {folder}"
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
@@ -129,6 +130,22 @@ def test_weights_of_another_vocabulary_are_a_users_error(pretrained: Path, store
     where = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--model.pretrained", str(pretrained)]
     with pytest.raises(UserError, match=r"has 257 ids, and .* of 300: prepare the store"):
         main([*WORDS, *where])
+
+
+def test_a_store_of_another_tokenizer_than_the_weights_is_named(
+    pretrained: Path, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many ids as the bytes of the store, which stand for other bytes."""
+    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = Tokenizer(models.BPE(alphabet, []))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    letters.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    letters.save(str(pretrained / "tokenizer.json"))
+    where = ["--data.store", str(store), "--root", str(tmp_path / "runs"), "--model.pretrained", str(pretrained)]
+    main([*WORDS, *where])
+    assert f"prepare the store with --tokenizer {pretrained}" in capsys.readouterr().out
+    main([*WORDS, *where])  # it has begun: its weights are those of its checkpoint
+    assert "another tokenizer" not in capsys.readouterr().out
 
 
 @pytest.mark.long
