@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -229,6 +230,16 @@ def prepare(plan: Plan, train: bool) -> None:
             print(f"      {METADATA}", flush=True)
 
 
+def rate_of(costs: Sequence[Cost], rate: float) -> str:
+    """How the times of some trainings were found, in words."""
+    if rate:
+        return f"at {rate:.2e} FLOP/s"
+    if all(cost.timed for cost in costs):
+        return "as timed here"
+    assumed = f"at {ASSUMED_RATE:.2e} FLOP/s, which is assumed (40 % of an A100's; --flop-rate names another)"
+    return f"as timed here, and large ones {assumed}" if any(cost.timed for cost in costs) else assumed
+
+
 def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None:
     """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
@@ -244,9 +255,8 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
             left.append(cost)
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
         rows.append([training.name, *sizes, "done" if is_done else cli.duration(cost.seconds)])
-    headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights,\ngradients, moments", "time")
+    headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights, gradients,\nmoments and State", "time")
     print_wide(plain_table(headings, rows), 200)
-    how = f"at {rate:.2e} FLOP/s" if rate else f"as timed here, or at {ASSUMED_RATE:.2e} FLOP/s"
     seconds = sum(cost.seconds for cost in left) / at_once
     total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
     if len(plan.seeds) > 1 and len(plan.choice.tried) > 1:
@@ -256,7 +266,10 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
         )
     flops = sum(cost.flops for cost in left)
     progress = f"{len(left)} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
-    print(f"{progress}: {flops:.2e} FLOPs, {total} {how}, {at_once} at once; evaluation beside that", flush=True)
+    print(
+        f"{progress}: {flops:.2e} FLOPs, {total} {rate_of(left, rate)}, {at_once} at once; evaluation beside that",
+        flush=True,
+    )
 
 
 def main(argv: list[str]) -> int:

@@ -30,6 +30,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.cluster.readiness import needs
 from pipelines.config.dotted import options, with_fields
 from pipelines.config.run import TrackingConfig, TrainConfig, check_resumable, may_change
 from pipelines.inference.trained import find_checkpoint, model_of
@@ -62,10 +63,10 @@ class Cost:
     tokens: int
     flops: float
     bytes: int
-    """Memory of weights, gradients and the optimizer's moments, in float32. Adafactor's second moments, of
-    rows and columns, are next to nothing.
-    """
+    """Memory that one worker needs, without activations."""
     seconds: float
+    timed: bool
+    """Whether a step was timed here, for `seconds`."""
 
 
 @dataclass(frozen=True)
@@ -288,19 +289,16 @@ class Training:
         vocab_size = self.vocab_size()
         steps = self.config.steps
         per_step = self.flops_per_step(vocab_size)
-        parameters = self.config.model.costs(vocab_size).parameters
-        if not rate and per_step <= MEASURED_FLOPS:
-            seconds = steps * seconds_per_step(self.config, vocab_size, 1)
-        else:
-            seconds = steps * per_step / (rate or ASSUMED_RATE)
-        # Weights, gradients and first moments; AdamW has second ones.
-        copies = 3 if self.config.optim.name == "adafactor" else 4
+        timed = not rate and per_step <= MEASURED_FLOPS
+        step = seconds_per_step(self.config, vocab_size, 1) if timed else per_step / (rate or ASSUMED_RATE)
+        _, worker_bytes = needs(self.config, vocab_size)
         return Cost(
-            parameters=parameters,
+            parameters=self.config.model.costs(vocab_size).parameters,
             tokens=steps * self.config.tokens_per_step,
             flops=steps * per_step,
-            bytes=4 * copies * parameters,
-            seconds=seconds,
+            bytes=worker_bytes,
+            seconds=steps * step,
+            timed=timed,
         )
 
     def vocab_size(self) -> int:

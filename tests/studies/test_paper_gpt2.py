@@ -146,6 +146,15 @@ def test_a_paper_table_of_pretrained_weights_is_refused_without_them(
     assert "--set model.pretrained=FOLDER" in capsys.readouterr().out
 
 
+def test_frozen_weights_need_no_gradients_and_moments(tmp_path: Path) -> None:
+    place = trainings.StudyFolder(tmp_path)
+    rows = {row.label: run for row in GPT2["smollm2"].rows for run in row.runs["paper"].values()}
+    frozen = next(run for run in rows.values() if run.fields.get("model.trained") == "recurrence")
+    run = replace(frozen, fields={**frozen.fields, "model.pretrained": "none"})
+    cost = place.training(run, 0).cost(rate=1e14)
+    assert 4 * cost.parameters < cost.bytes < 5 * cost.parameters
+
+
 @pytest.mark.parametrize(("scale", "share"), [("paper", 1), ("tiny", 5)])
 def test_figure_5_has_a_baseline_curve_for_each_overlap_of_table_1(scale: str, share: int) -> None:
     """Figure 4's points and further baseline curves, up to overlap 50, each over windows of 200 to 600 (section 5.2)."""
