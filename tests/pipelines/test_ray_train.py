@@ -1,4 +1,4 @@
-"""What Ray Train is given of a run, and what is said of an error that it wraps."""
+"""What Ray Train gets of a run, and the sentence on an error that it wraps."""
 
 from __future__ import annotations
 
