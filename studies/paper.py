@@ -213,7 +213,7 @@ def prepare(plan: Plan, train: bool) -> None:
     if train:
         complete = {data: job for data, job in jobs.items() if job not in lacking}
         for failed in run_jobs(list(complete.values())):
-            raise UserError(f"{failed.name} failed: {failed.log} says why")
+            raise UserError(f"{failed.name} failed: {failed.own_error() or f'{failed.log} says why'}")
         empty = [job for data, job in complete.items() if not plan.study.is_prepared(data)]
         if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
@@ -230,14 +230,21 @@ def prepare(plan: Plan, train: bool) -> None:
             print(f"      {METADATA}", flush=True)
 
 
-def rate_of(costs: Sequence[Cost], rate: float) -> str:
-    """How the times of some trainings were found, in words."""
+def total_time(costs: Sequence[Cost], rate: float, at_once: int) -> str:
+    """How long some trainings take, and how that is known. ``rate``: FLOP/s, or 0 where it was not given."""
+
+    def hours(some: Sequence[Cost]) -> str:
+        seconds = sum(cost.seconds for cost in some) / at_once
+        return cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
+
     if rate:
-        return f"at {rate:.2e} FLOP/s"
-    if all(cost.timed for cost in costs):
-        return "as timed here"
-    assumed = f"at {ASSUMED_RATE:.2e} FLOP/s, which is assumed (40 % of an A100's; --flop-rate names another)"
-    return f"as timed here, and large ones {assumed}" if any(cost.timed for cost in costs) else assumed
+        return f"{hours(costs)} at {rate:.2e} FLOP/s"
+    timed = [cost for cost in costs if cost.timed]
+    assumed = [cost for cost in costs if not cost.timed]
+    found = [f"{hours(timed)} as timed here"] if timed else []
+    if assumed:
+        found.append(f"{hours(assumed)} (*) at {ASSUMED_RATE:.2e} FLOP/s, 40 % of an A100's: --flop-rate names another")
+    return " and ".join(found)
 
 
 def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None:
@@ -254,20 +261,22 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
         if not is_done:
             left.append(cost)
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
-        rows.append([training.name, *sizes, "done" if is_done else cli.duration(cost.seconds)])
+        mark = "" if rate or cost.timed else " *"
+        rows.append([training.name, *sizes, "done" if is_done else f"{cli.duration(cost.seconds)}{mark}"])
     headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights, gradients,\nmoments and State", "time")
     print_wide(plain_table(headings, rows), 200)
-    seconds = sum(cost.seconds for cost in left) / at_once
-    total = cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
     if len(plan.seeds) > 1 and len(plan.choice.tried) > 1:
         print(
             f"the other seeds train at the rate that is best with seed {plan.seeds[0]}; until it is known, the table has "
             f"{plan.choice.tried[0]:g}"
         )
+    if not left:
+        print(f"all {len(rows)} trainings are done", flush=True)
+        return
     flops = sum(cost.flops for cost in left)
-    progress = f"{len(left)} of {len(rows)} trainings to do" if left else f"all {len(rows)} trainings are done"
     print(
-        f"{progress}: {flops:.2e} FLOPs, {total} {rate_of(left, rate)}, {at_once} at once; evaluation beside that",
+        f"{len(left)} of {len(rows)} trainings to do, {at_once} at once, and evaluation beside that: {flops:.2e} FLOPs, "
+        f"{total_time(left, rate, at_once)}",
         flush=True,
     )
 

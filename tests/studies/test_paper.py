@@ -344,7 +344,10 @@ def test_a_training_of_another_preset_or_store_is_not_taken_for_the_rows(
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
         (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
         (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is neither a folder"),
-        (["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"], "prepare pg19, .* failed: .* says why"),
+        (
+            ["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"],
+            "prepare pg19, .* failed: .* says why",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -361,14 +364,13 @@ def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
     assert 0 < cost.seconds < 60 and cost.timed and cost.tokens == 4 * 4 * 32
     assert 16 * cost.parameters < cost.bytes < 20 * cost.parameters  # with the State of four lanes
     large = place.training(Run("pg19-slide-13L", TEXT), 0).cost()
-    assert (
-        12 * large.parameters < large.bytes < 13 * large.parameters
-    )  # Adafactor keeps no second moment of each weight
+    # Adafactor keeps no second moment of each weight.
+    assert 12 * large.parameters < large.bytes < 13 * large.parameters
     assert large.seconds == pytest.approx(large.flops / trainings.ASSUMED_RATE) and not large.timed
-    assert paper.rate_of([cost], 0) == "as timed here"
-    assert paper.rate_of([cost, large], 0).startswith(
-        "as timed here, and large ones at 1.25e+14 FLOP/s, which is assumed"
-    )
+    small = replace(cost, seconds=9.0)
+    assert paper.total_time([small], 0, at_once=1) == "9 s as timed here"
+    both = f"9 s as timed here and {large.seconds / 3600:,.0f} h (*) at 1.25e+14 FLOP/s, 40 % of an A100's"
+    assert paper.total_time([small, large], 0, at_once=1).startswith(both)
 
 
 @pytest.mark.parametrize(("checkpoint", "value"), [("newest", 2.5), ("best", 2.0)])

@@ -23,7 +23,7 @@ def test_every_row_builds_and_has_a_cost(
     where = ["--root", str(tmp_path), "--dry-run", "--flop-rate", "1e11"]
     assert paper.main([name, table, "--scale", scale, *where]) == 0
     *rows, last = capsys.readouterr().out.splitlines()
-    count = int(re.match(r"(\d+) of \1 trainings to do: ", last)[1])  # pyrefly: ignore
+    count = int(re.match(r"(\d+) of \1 trainings to do, ", last)[1])  # pyrefly: ignore
     shown = [row for row in rows if row.endswith((" s", "min"))]
     assert len(shown) == count > 0 and not list(tmp_path.iterdir())
     keys = {column.of for column in PAPERS[name][table].columns} - {""}
