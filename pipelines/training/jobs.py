@@ -61,6 +61,13 @@ class Job:
         """The command as it is typed, without credentials."""
         return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
 
+    def own_error(self) -> str:
+        """The last error in its log, without the word; "" if there is none, or no log."""
+        if self.log is None or not self.log.exists():
+            return ""
+        errors = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.startswith("error: ")]
+        return errors[-1].removeprefix("error: ") if errors else ""
+
     def input_stamps(self) -> list[str]:
         """The stamps of the places that it reads."""
         return [content_stamp(Place.parse(place)) for place in self.reads]
@@ -243,7 +250,8 @@ def failure(job: Job, status: int, not_begun: Sequence[Job]) -> str:
     """How a job failed, where its output is, and the jobs that do not begin because of it."""
     log = f", see {cli.shown(job.log)}" if job.log else ""
     others = f"; not begun: {', '.join(job.name for job in not_begun)}" if not_begun else ""
-    return f"{ended(status)}{log}{others}"
+    why = job.own_error() if status == 2 else ""
+    return f"{why or ended(status)}{log}{others}"
 
 
 def ended(status: int) -> str:

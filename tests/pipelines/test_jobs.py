@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,9 @@ def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureF
     streams = capfd.readouterr()
     assert streams.out.count("[1/1] made up: python -m pipelines.verify") == 1 and "trying again" not in streams.err
     assert "[1/1] made up: cannot be done as asked; its own message says why" in streams.err
+    logged = replace(wrong, log=tmp_path / "log")
+    assert run_jobs([logged]) == {logged: 2}
+    assert f"[1/1] made up: {tmp_path}/no-such-store: there is no such folder; " in capfd.readouterr().err
 
 
 def test_what_fails_is_tried_again_and_in_turn_no_other_begins(capfd: pytest.CaptureFixture[str]) -> None:
