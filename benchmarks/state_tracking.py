@@ -53,7 +53,8 @@ class BenchConfig:
     root: Path = Path("runs/state-tracking")
     """Folder of store, runs, figures."""
     tasks: tuple[str, ...] = ("walk", "algorithm", "mqar", "permutation")
-    """Tasks from the list above."""
+    """Tasks: walk, algorithm, arithmetic, mqar, mqar-16, mqar-64, mqar-rewrites, permutation, permutation-longer,
+    permutation-parity, permutation-a5 and permutation-s5."""
     models: tuple[str, ...] = tuple(MODELS)
     """Models of studies/state_tracking.py."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -172,7 +173,6 @@ def coarse(result: Result) -> tuple[list[float], list[float]]:
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
-    config.root.mkdir(parents=True, exist_ok=True)
     runs = [(task, model, seed) for seed in config.seeds for task in config.tasks for model in config.models]
     print(
         f"{machine.describe()}\n{len(runs)} trainings, {config.at_once} at once, below {config.root}",
