@@ -5,7 +5,7 @@
     python -m benchmarks.pipeline_cost --record the same benchmark, whose result is recorded as well
 
 A study's JSON has a `title`, a `text` (paragraphs below the title), a list `records`, and may have `summaries`, tables whose cells
-are those of records (`benchmarks.summaries`). A record has these fields; empty ones are left out:
+are those of records (`benchmarks.summaries`), with their `models`. A record has these fields; empty ones are left out:
 
     name         heading of the record on the page
     text         paragraphs before the result
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.summaries import Column, Summary
+from benchmarks.summaries import Column, Models, Summary
 from common.errors import UserError
 from common.files import parse_json, write_atomically
 from common.lock import file_lock
@@ -95,6 +95,7 @@ class Study:
 
     title: str
     text: Sequence[str] = ()
+    models: Models = field(default_factory=dict[str, Sequence[str]])
     summaries: Sequence[Summary] = ()
     records: Sequence[Record] = ()
 
@@ -208,6 +209,7 @@ def dump(study: Study) -> str:
     """JSON in which a table's row is one line and empty fields are left out."""
     fields = [f' "title": {_json(study.title)}', f' "text": {_list(study.text, 1)}']
     if study.summaries:
+        fields.append(f' "models": {_mapping(study.models, 1)}')
         fields.append(f' "summaries": {_objects(study.summaries)}')
     fields.append(f' "records": {_objects(study.records)}')
     return ",\n".join(["{\n" + fields[0], *fields[1:]]) + "\n}\n"
@@ -223,16 +225,20 @@ def _objects(items: Sequence[Record | Summary]) -> str:
 
 
 def _field(value: object) -> str:
-    """The items of a list or a mapping on lines of their own, at the depth of a record's fields."""
-    if isinstance(value, (list, tuple)):
-        return _list(value, 3)
-    if isinstance(value, dict):
-        return "{\n" + ",\n".join(f"    {_json(key)}: {_json(item)}" for key, item in value.items()) + "\n   }"
-    return _json(value)
+    """The items of a list on lines of their own, at the depth of a record's fields. Empty fields of an item are left out."""
+    if not isinstance(value, (list, tuple)):
+        return _json(value)
+    items = [{key: each for key, each in item.items() if each} if isinstance(item, dict) else item for item in value]
+    return _list(items, 3)
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _mapping(items: Mapping[str, object], indent: int) -> str:
+    space = " " * indent
+    return "{\n" + ",\n".join(f"{space} {_json(key)}: {_json(item)}" for key, item in items.items()) + f"\n{space}}}"
 
 
 def _list(items: Sequence[object], indent: int) -> str:
@@ -251,10 +257,10 @@ def render(study: Study, folder: Path = FOLDER) -> str:
     for summary in study.summaries:
         blocks.append(f"## {summary.name}")
         try:
-            table = _table(summary.headings(), summary.rows(_finder(study, folder)))
+            table = _table(summary.headings(), summary.rows(study.models, _finder(study, folder)))
         except ValueError as error:
             raise UserError(f"{error}: correct the summary in {JSON}") from error
-        blocks += [_paragraphs(summary.text), table, _paragraphs(summary.notes)]
+        blocks += [_paragraphs(summary.text), table]
     heading = ""
     for each in study.records:
         if each.name != heading:

@@ -1,9 +1,9 @@
 """A table of models over needs whose cells are taken from recorded tables, so that each figure is written down once.
 
-A study's JSON may list such `summaries`, which its page shows before the records. A summary has these fields:
+A study's JSON may list such `summaries`, which its page shows before the records, and their `models`: for each row its model, and
+the names that records give it, of which the first one that a table has is taken. A summary has these fields:
 
-    name, text, notes    heading and paragraphs, as a record has them
-    models       for each row its model, and the names that records give it; the first one that a table has is taken
+    name, text   heading and paragraphs, as a record has them
     columns      for each column its `heading`; the `record` and the `column` of it that have the values; the `study` of the record
                  where it is another one; and which value is `best`, "least" or "most": it is set in bold
 """
@@ -17,6 +17,7 @@ from typing import Protocol
 NOT_RUN = ""
 """The cell of a model that a record does not have."""
 
+Models = Mapping[str, Sequence[str]]
 BEST: Mapping[str, Callable[[Sequence[float]], float]] = {"least": min, "most": max}
 
 
@@ -50,29 +51,27 @@ class Summary:
     """A table that is taken from other tables. The module's docstring describes the fields."""
 
     name: str
-    models: Mapping[str, Sequence[str]]
     columns: Sequence[Column]
     text: Sequence[str] = ()
-    notes: Sequence[str] = ()
 
     def headings(self) -> list[str]:
         return ["model", *(column.heading for column in self.columns)]
 
-    def rows(self, table: Callable[[str, str], Table]) -> list[list[str]]:
+    def rows(self, models: Models, table: Callable[[str, str], Table]) -> list[list[str]]:
         """A list of cells for each model. ``table`` finds a record by the name of its study ("" for the summary's own) and its own.
 
         Raises:
             ValueError: a record lacks a column, or has none of the models.
         """
-        columns = [self._cells(column, table(column.study, column.record)) for column in self.columns]
-        return [list(row) for row in zip(self.models, *columns, strict=True)]
+        columns = [self._cells(column, models, table(column.study, column.record)) for column in self.columns]
+        return [list(row) for row in zip(models, *columns, strict=True)]
 
-    def _cells(self, column: Column, table: Table) -> list[str]:
+    def _cells(self, column: Column, models: Models, table: Table) -> list[str]:
         if column.column not in table.columns:
             raise ValueError(f"{self.name}: the record {column.record!r} has no column {column.column!r}")
         at = table.columns.index(column.column)
         values = {str(row[0]): plain(row[at]) for row in table.rows}
-        cells = [next((values[name] for name in names if name in values), NOT_RUN) for names in self.models.values()]
+        cells = [next((values[name] for name in names if name in values), NOT_RUN) for names in models.values()]
         if not any(cells):
             raise ValueError(f"{self.name}: the record {column.record!r} has none of the models")
         return bold(cells, BEST[column.best]) if column.best else cells

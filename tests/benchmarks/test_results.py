@@ -106,9 +106,9 @@ def test_the_pages_in_the_tree_are_current(capsys: pytest.CaptureFixture[str]) -
     assert "current" in capsys.readouterr().out
 
 
+MODELS = {"lstm": ["lstm at 2e-3", "lstm"], "transformer-xl": ["xl"]}
 SUMMARY = {
     "name": "All",
-    "models": {"lstm": ["lstm at 2e-3", "lstm"], "transformer-xl": ["xl"]},
     "columns": [
         {"heading": "S3", "study": "a", "record": "S3", "column": "wrong, %", "best": "least"},
         {"heading": "names", "record": "Names", "column": "10", "best": "most"},
@@ -116,8 +116,10 @@ SUMMARY = {
 }
 
 
-def with_summary(path: Path, summary: Any) -> str:
-    return json.dumps({**json.loads(path.read_text("utf-8")), "summaries": [summary]})
+def add_summary(path: Path, old: str = "All", new: str = "All") -> None:
+    """Add SUMMARY to a study's file, with one text in it replaced."""
+    added = json.dumps({"models": MODELS, "summaries": [SUMMARY]}).replace(old, new)
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), **json.loads(added)}), "utf-8")
 
 
 def test_the_cells_of_a_summary_are_those_of_the_records(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_the_cells_of_a_summary_are_those_of_the_records(tmp_path: Path) -> None
         "b", "Names", columns=("model", "10"), rows=[("lstm at 2e-3", "7 (12)")], command="true", folder=tmp_path
     )
     path = tmp_path / "b" / results.JSON
-    path.write_text(with_summary(path, SUMMARY), "utf-8")
+    add_summary(path)
     study = results.read(path)
     page = results.render(study, tmp_path)
     assert (
@@ -159,6 +161,6 @@ def test_a_summary_that_names_nothing_is_an_error(tmp_path: Path, old: str, new:
     results.record("a", "S3", columns=("model", "wrong, %"), rows=[("lstm", 0.0)], command="true", folder=tmp_path)
     results.record("b", "Names", columns=("model", "10"), rows=[("lstm at 2e-3", 7)], command="true", folder=tmp_path)
     path = tmp_path / "b" / results.JSON
-    path.write_text(with_summary(path, json.loads(json.dumps(SUMMARY).replace(old, new))), "utf-8")
+    add_summary(path, old, new)
     with pytest.raises(UserError, match=re.escape(complaint)):
         results.main(["--folder", str(tmp_path)])
