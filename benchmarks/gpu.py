@@ -109,7 +109,7 @@ class Report:
         print(line, flush=True)
         self.lines.append(line)
         if measurement:
-            self.told["measurements"].append({name: finite(value) for name, value in measurement.items()})
+            self.told["measurements"].append(finite(measurement))
         if self.output:
             text = json.dumps(self.told, indent=1, allow_nan=False)
             self.output.write_text(text + "\n", "utf-8")
@@ -123,7 +123,11 @@ class Report:
 
 
 def finite(value: Any) -> Any:
-    """The value, but None for a NaN or an infinity, which JSON does not have."""
+    """The value, but None for each NaN and infinity in it, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -112,8 +112,9 @@ def test_a_failure_is_written_word_for_word_and_a_missing_number_as_null(tmp_pat
     config = gpu.BenchConfig(device="cpu", size="tiny", output=output)
     report = gpu.Report(config, {"matrix_flops_per_second": 1.0, "data_sheet_flops_per_second": None})
     report.limit.cancel()
-    report.say("rec failed", {"failure": "the loss is NaN", "share": math.nan})
-    assert json.loads(output.read_text("utf-8"))["measurements"] == [{"failure": "the loss is NaN", "share": None}]
+    report.say("rec failed", {"failure": "the loss is NaN", "share": math.nan, "losses": (math.nan, 1.0)})
+    written = json.loads(output.read_text("utf-8"))["measurements"]
+    assert written == [{"failure": "the loss is NaN", "share": None, "losses": [None, 1.0]}]
 
 
 def test_windowed_attention_is_the_same_in_all_ways() -> None:
