@@ -28,7 +28,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOL
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another place, and repeat the command"),
     errno.EROFS: "choose a place that can be written",
-    errno.EACCES: "ask its owner for access, or work on a copy of your own",
+    errno.EACCES: "ask its owner for access, or choose another place",
 }
 REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"

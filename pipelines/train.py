@@ -38,6 +38,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.terminal.tables import counted, short
 from pipelines.tracking.client import check_tracking
+from pipelines.training.beginning import other_tokenizer
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     print(describe(config, run, parameters), flush=True)
     if run.resume and run.resume.step >= config.steps:
-        if Place.parse(run_folder.folder).is_writable():  # another user's is as complete as its owner left it
+        if Place.parse(run_folder.folder).is_writable():  # another user's cannot be completed, and needs no error
             with file_lock(run_folder.folder, "another training run"):
                 complete(config, run.train_store, run.resume)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
@@ -150,6 +151,9 @@ def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
         left = config.steps - run.resume.step
         lines.append(f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left")
     lines.append(f"  into    {_shown(config)}")
+    complaint = "" if run.resume else other_tokenizer(config.model, run.train_store)
+    if complaint:
+        lines.append(f"  warning {complaint}")
     if epochs > MANY_EPOCHS:
         lines.append(
             f"  note    the steps read the train split {epochs:,.0f} times, and the model may learn it by heart: give fewer "

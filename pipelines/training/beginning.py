@@ -23,7 +23,7 @@ from recur_models.pretrained_weights import folder_of
 PROBE = (
     "In 1851 the captain's three whalers sang: “Où allons-nous?” — 7,290 miles!\n\tdef area(r): return 3.14 * r ** 2\n"
 )
-"""Text that two tokenizers encode alike only where they are the same, in whatever files."""
+"""Text whose ids tell most tokenizers apart, but not two that differ elsewhere alone, such as in another script."""
 
 
 def open_initial(config: TrainConfig, store: SegmentStore) -> Exported | None:
@@ -61,14 +61,18 @@ def other_tokenizer(model: ModelSettings, store: SegmentStore) -> str:
     """A sentence if the tokenizer in the folder of `model.pretrained` encodes texts otherwise than the store's; else ""."""
     if not isinstance(model, PretrainedConfig) or not model.has_weights or store.labelled:
         return ""
-    folder = folder_of(model.pretrained)
-    if "begin_of_document_id" in read_json(folder / "config.json"):  # an export's tokenizer begins each text with it
-        return ""
     try:
+        folder = folder_of(model.pretrained)
+        if "begin_of_document_id" in read_json(
+            folder / "config.json"
+        ):  # an export's tokenizer begins each text with it
+            return ""
         own: Any = tokenizer_from_spec(str(folder))
-    except TokenizerError:  # the folder has none
+        is_same = own.fingerprint == store.manifest.tokenizer.fingerprint
+        is_same = is_same or own.encode(PROBE).tolist() == store.tokenizer().encode(PROBE).tolist()
+    except (ValueError, TokenizerError):  # no folder here, no tokenizer in it, or one that cannot encode the text
         return ""
-    if own.encode(PROBE).tolist() == store.tokenizer().encode(PROBE).tolist():
+    if is_same:
         return ""
     return (
         f"{store.folder} was prepared with another tokenizer than the one in {folder}: its ids are not those that the weights "

@@ -30,7 +30,7 @@ from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
-from pipelines.training.beginning import open_initial, other_tokenizer
+from pipelines.training.beginning import open_initial
 from pipelines.training.loop import TrainInputs
 from pipelines.training.precision import agree, moved_from
 from pipelines.training.restoring import check_shapes
@@ -104,7 +104,6 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
         with given_by_user(ValueError):
             config.model.check_new()
         initial = open_initial(config, train_store)
-        warnings += filter(None, [other_tokenizer(config.model, train_store)])
     else:
         check_resumable(resume.meta["config"], config, run_folder.place)
         check_shapes(resume, config, run_folder.place)

@@ -223,7 +223,7 @@ def test_a_finished_run_of_another_user_is_no_error(
         assert "nothing to do" in capsys.readouterr().out
         with pytest.raises(PermissionError) as error:
             main([*words, "--steps", "4", "--allow-change", "steps"])
-    assert sentence(error.value).endswith("Permission denied: ask its owner for access, or work on a copy of your own")
+    assert sentence(error.value).endswith("Permission denied: ask its owner for access, or choose another place")
 
 
 def test_a_recurrence_with_a_rate_of_its_own_trains_by_it_and_resumes(train: Train) -> None:
