@@ -121,7 +121,7 @@ def words_of(
         np.array(names, bool),
         sums_MT[:, last_N] - sums_MT[:, first_N],
     )
-    return words.at(last_N > first_N)  # a word in which no token ends only counts as an occurrence
+    return words.at(last_N > first_N)  # those in which no token ends are dropped only now: they count above
 
 
 def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:

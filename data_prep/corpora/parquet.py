@@ -29,6 +29,7 @@ from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 from data_prep.packing import HEAD
 from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 
+ENDING = ".parquet"
 BATCH_BYTES = 1 << 20
 MAX_ROWS = 1 << 26
 """A file that claims to have more rows is taken for damaged."""
@@ -124,7 +125,7 @@ class Parquet:
         raise CorpusError(f"{where} has {start:,} rows in row group {group} and says that it has more: it is damaged")
 
     def _files(self) -> list[Listed]:
-        return shards(self.name, self.source, (".parquet",), lambda name: name.lower().endswith(".parquet"))
+        return shards(self.name, self.source, (ENDING,), lambda name: name.lower().endswith(ENDING))
 
     def _numbered(self, file: Listed, split: str, named: bool) -> NumberedFile:
         """The rows of a file, named by their numbers."""

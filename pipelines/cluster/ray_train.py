@@ -38,10 +38,12 @@ def run_workers(
 
         classes: Any = train
         before = reservations()
+
+        def train_loop() -> None:
+            worker(arguments)  # no train_loop_config: Ray may show it as text on its dashboard, and it has passwords
+
         trainer()(
-            lambda: worker(
-                arguments
-            ),  # not as train_loop_config, which Ray may show as text on its dashboard: it has passwords
+            train_loop,
             scaling_config=classes.ScalingConfig(
                 num_workers=workers,
                 use_gpu=use_gpu,

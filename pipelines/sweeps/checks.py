@@ -185,9 +185,9 @@ def note_own_decisions(config: SweepConfig) -> None:
     """Print a note for each scheduler, searcher and stopper that may not decide the same again after a kill."""
     from tune_spaces.named import Named
 
-    for named in (config.scheduler, config.search, config.stop):
-        if ":" in named and not Named.parse(named).is_exact:
+    for text in (config.scheduler, config.search, config.stop):
+        if ":" in text and not Named.parse(text).is_exact:
             print(
-                f"note: {named} may decide by more than results, such as the clock. After a kill it gets all results again: it "
+                f"note: {text} may decide by more than results, such as the clock. After a kill it gets all results again: it "
                 "resumes exactly only if it decides from them alone"
             )

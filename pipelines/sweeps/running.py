@@ -141,6 +141,6 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         print(
             f"{counted(failed, 'trial')} failed, for good in this sweep: to train such a trial again, start one by another --run"
         )
-    root = sweep.config.train.root if sweep.run.is_local else "runs"
-    ui = cli.typed_ui(Path(root).absolute()) if sweep.config.train.tracking.in_own_file else ""
+    run = sweep.config.train
+    ui = cli.typed_ui(Path(run.root).absolute()) if run.tracking.in_own_file else ""
     return print_findings(read_sweep(sweep.folder), sweep.run.place, ui)
