@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     print(describe(config, run, parameters), flush=True)
     if run.resume and run.resume.step >= config.steps:
-        if Place.parse(run_folder.folder).is_writable():  # another user's cannot be completed, and needs no error
+        if Place.parse(run_folder.folder).is_writable():  # a run of another user is left as it is
             with file_lock(run_folder.folder, "another training run"):
                 complete(config, run.train_store, run.resume)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")

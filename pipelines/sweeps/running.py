@@ -17,6 +17,7 @@ from ray import tune
 from common.credentials import without_credentials
 from common.errors import UserError
 from common.lock import file_lock
+from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import root_of
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
@@ -34,6 +35,7 @@ from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
+from pipelines.training.beginning import other_tokenizer
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import fields
 
@@ -53,7 +55,9 @@ class Done:
 def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
     """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
     sweep = Sweep(config, fields(domains))
-    sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now an error that every trial would raise
+    run = sweep.run_of(
+        Trial("", config.own_values(sweep.fields) or {})
+    )  # raises now an error that every trial would raise
     check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with file_lock(sweep.folder, "another process of this sweep"):
@@ -63,6 +67,10 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             flush=True,
         )
         again = open_or_plan(sweep, domains)  # raises its errors before Ray starts
+        store = SegmentStore.open(run.data.store, run.data.corpus, "train")
+        complaint = "" if again else other_tokenizer(run.model, store)
+        if complaint:
+            print(f"  warning {complaint}", flush=True)
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
         if not again:

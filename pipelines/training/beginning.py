@@ -12,7 +12,7 @@ from typing import Any
 
 from common.model_folder import read_json
 from data_prep.store import SegmentStore
-from data_prep.tokenizers import TokenizerError, tokenizer_from_spec
+from data_prep.tokenizers import tokenizer_from_spec
 from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
 from pipelines.checkpoints.exported import Exported
 from pipelines.config.run import ModelSettings, TrainConfig
@@ -63,16 +63,15 @@ def other_tokenizer(model: ModelSettings, store: SegmentStore) -> str:
         return ""
     try:
         folder = folder_of(model.pretrained)
-        if "begin_of_document_id" in read_json(
-            folder / "config.json"
-        ):  # an export's tokenizer begins each text with it
+        config = read_json(folder / "config.json")
+        if "begin_of_document_id" in config:  # an export's tokenizer begins each text with it
             return ""
         own: Any = tokenizer_from_spec(str(folder))
-        is_same = own.fingerprint == store.manifest.tokenizer.fingerprint
-        is_same = is_same or own.encode(PROBE).tolist() == store.tokenizer().encode(PROBE).tolist()
-    except (ValueError, TokenizerError):  # no folder here, no tokenizer in it, or one that cannot encode the text
-        return ""
-    if is_same:
+        if own.fingerprint == store.manifest.tokenizer.fingerprint:
+            return ""
+        if own.encode(PROBE).tolist() == store.tokenizer().encode(PROBE).tolist():
+            return ""
+    except (ValueError, OSError):  # no folder, no tokenizer in it, or one that cannot be read or cannot encode the text
         return ""
     return (
         f"{store.folder} was prepared with another tokenizer than the one in {folder}: its ids are not those that the weights "
