@@ -213,7 +213,7 @@ def prepare(plan: Plan, train: bool) -> None:
     if train:
         complete = {data: job for data, job in jobs.items() if job not in lacking}
         for failed in run_jobs(list(complete.values())):
-            raise UserError(f"{failed.name} failed: {failed.own_error() or f'{failed.log} says why'}")
+            raise UserError(f"{failed.name} failed: {failed.log} says why")
         empty = [job for data, job in complete.items() if not plan.study.is_prepared(data)]
         if empty:
             raise UserError(f"{empty[0].name} left a split empty: {empty[0].log} says what to do")
@@ -231,19 +231,21 @@ def prepare(plan: Plan, train: bool) -> None:
 
 
 def total_time(costs: Sequence[Cost], rate: float, at_once: int) -> str:
-    """How long some trainings take, and how that is known. ``rate``: FLOP/s, or 0 where it was not given."""
+    """The time of some trainings, those timed here and those at an assumed rate apart. ``rate``: FLOP/s for all of them, or 0."""
 
-    def hours(some: Sequence[Cost]) -> str:
-        seconds = sum(cost.seconds for cost in some) / at_once
+    def together(trainings: Sequence[Cost]) -> str:
+        seconds = sum(cost.seconds for cost in trainings) / at_once
         return cli.duration(seconds) if seconds < 4e5 else f"{seconds / 3600:,.0f} h"
 
     if rate:
-        return f"{hours(costs)} at {rate:.2e} FLOP/s"
+        return f"{together(costs)} at {rate:.2e} FLOP/s"
     timed = [cost for cost in costs if cost.timed]
     assumed = [cost for cost in costs if not cost.timed]
-    found = [f"{hours(timed)} as timed here"] if timed else []
+    found = [f"{together(timed)} as timed here"] if timed else []
     if assumed:
-        found.append(f"{hours(assumed)} (*) at {ASSUMED_RATE:.2e} FLOP/s, 40 % of an A100's: --flop-rate names another")
+        found.append(
+            f"{together(assumed)} (*) at {ASSUMED_RATE:.2e} FLOP/s, 40 % of an A100's; --flop-rate names another"
+        )
     return " and ".join(found)
 
 

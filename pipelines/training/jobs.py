@@ -62,11 +62,12 @@ class Job:
         return f"python -m pipelines.{self.module} {shlex.join(map(without_credentials, self.argv))}"
 
     def own_error(self) -> str:
-        """The last error in its log, without the word; "" if there is none, or no log."""
+        """The last error that its newest attempt wrote to its log; "" if there is none, or no log."""
         if self.log is None or not self.log.exists():
             return ""
-        errors = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.startswith("error: ")]
-        return errors[-1].removeprefix("error: ") if errors else ""
+        attempt = self.log.read_text("utf-8", "replace").rpartition("\n$ ")[2]  # each begins with its command
+        errors = [line.removeprefix("error: ") for line in attempt.splitlines() if line.startswith("error: ")]
+        return errors[-1] if errors else ""
 
     def input_stamps(self) -> list[str]:
         """The stamps of the places that it reads."""

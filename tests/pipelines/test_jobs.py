@@ -93,6 +93,9 @@ def test_a_users_error_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureF
     logged = replace(wrong, log=tmp_path / "log")
     assert run_jobs([logged]) == {logged: 2}
     assert f"[1/1] made up: {tmp_path}/no-such-store: there is no such folder; " in capfd.readouterr().err
+    with (tmp_path / "log").open("a") as log:
+        log.write("\n$ the same again\nkilled\n")
+    assert logged.own_error() == ""
 
 
 def test_what_fails_is_tried_again_and_in_turn_no_other_begins(capfd: pytest.CaptureFixture[str]) -> None:

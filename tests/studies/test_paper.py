@@ -344,10 +344,7 @@ def test_a_training_of_another_preset_or_store_is_not_taken_for_the_rows(
         (["gpt2", "table-1", "--seeds", "1", "1"], "each seed once"),
         (["gpt2", "table-1", "--store", "s3://bucket/stores"], "--store is s3:/bucket/stores, a URI"),
         (["gpt2", "table-1", "--set", "model.pretrained=/nowhere", "--dry-run"], "/nowhere, which is neither a folder"),
-        (
-            ["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"],
-            "prepare pg19, .* failed: .* says why",
-        ),
+        (["block-recurrent", "table-3", "--source", "pg19=/mnt/MY_FOLDER"], "prepare pg19, .* failed: .* says why"),
     ],
 )
 def test_bad_input_is_one_sentence(
