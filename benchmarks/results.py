@@ -208,8 +208,10 @@ def _summary(*, columns: Sequence[Mapping[str, str]], **fields: Any) -> Summary:
 def dump(study: Study) -> str:
     """JSON in which a table's row is one line and empty fields are left out."""
     fields = [f' "title": {_json(study.title)}', f' "text": {_list(study.text, 1)}']
+    if study.models:
+        rows = [f"  {_json(name)}: {_json(names)}" for name, names in study.models.items()]
+        fields.append(' "models": {\n' + ",\n".join(rows) + "\n }")
     if study.summaries:
-        fields.append(f' "models": {_mapping(study.models, 1)}')
         fields.append(f' "summaries": {_objects(study.summaries)}')
     fields.append(f' "records": {_objects(study.records)}')
     return ",\n".join(["{\n" + fields[0], *fields[1:]]) + "\n}\n"
@@ -219,26 +221,25 @@ def _objects(items: Sequence[Record | Summary]) -> str:
     """A list of objects, each field on lines of its own, as deep as a study's lists are."""
     objects = []
     for item in items:
-        fields = [f'   "{key}": {_field(value)}' for key, value in asdict(item).items() if value]
+        fields = [f'   "{key}": {_field(value)}' for key, value in filled(asdict(item)).items()]
         objects.append("  {\n" + ",\n".join(fields) + "\n  }")
     return "[\n" + ",\n".join(objects) + "\n ]" if objects else "[\n ]"
 
 
 def _field(value: object) -> str:
-    """The items of a list on lines of their own, at the depth of a record's fields. Empty fields of an item are left out."""
+    """The items of a list on lines of their own, at the depth of a record's fields."""
     if not isinstance(value, (list, tuple)):
         return _json(value)
-    items = [{key: each for key, each in item.items() if each} if isinstance(item, dict) else item for item in value]
-    return _list(items, 3)
+    return _list([filled(item) if isinstance(item, dict) else item for item in value], 3)
+
+
+def filled(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An object without its empty fields."""
+    return {key: value for key, value in item.items() if value}
 
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _mapping(items: Mapping[str, object], indent: int) -> str:
-    space = " " * indent
-    return "{\n" + ",\n".join(f"{space} {_json(key)}: {_json(item)}" for key, item in items.items()) + f"\n{space}}}"
 
 
 def _list(items: Sequence[object], indent: int) -> str:
@@ -258,8 +259,10 @@ def render(study: Study, folder: Path = FOLDER) -> str:
         blocks.append(f"## {summary.name}")
         try:
             table = _table(summary.headings(), summary.rows(study.models, _finder(study, folder)))
+        except UserError:
+            raise
         except ValueError as error:
-            raise UserError(f"{error}: correct the summary in {JSON}") from error
+            raise UserError(f"{study.title}, {summary.name}: {error}: correct the summaries in its {JSON}") from error
         blocks += [_paragraphs(summary.text), table]
     heading = ""
     for each in study.records:

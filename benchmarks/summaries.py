@@ -1,7 +1,7 @@
 """A table of models over needs whose cells are taken from recorded tables, so that each figure is written down once.
 
-A study's JSON may list such `summaries`, which its page shows before the records, and their `models`: for each row its model, and
-the names that records give it, of which the first one that a table has is taken. A summary has these fields:
+A study's JSON may list such `summaries`, which its page shows before the records, and their `models`: the rows,
+each with the names under which records have it. The first name that a record has is taken. A summary has these fields:
 
     name, text   heading and paragraphs, as a record has them
     columns      for each column its `heading`; the `record` and the `column` of it that have the values; the `study` of the record
@@ -68,12 +68,12 @@ class Summary:
 
     def _cells(self, column: Column, models: Models, table: Table) -> list[str]:
         if column.column not in table.columns:
-            raise ValueError(f"{self.name}: the record {column.record!r} has no column {column.column!r}")
+            raise ValueError(f"the record {column.record!r} has no column {column.column!r}")
         at = table.columns.index(column.column)
         values = {str(row[0]): plain(row[at]) for row in table.rows}
         cells = [next((values[name] for name in names if name in values), NOT_RUN) for names in models.values()]
         if not any(cells):
-            raise ValueError(f"{self.name}: the record {column.record!r} has none of the models")
+            raise ValueError(f"the record {column.record!r} has none of the models")
         return bold(cells, BEST[column.best]) if column.best else cells
 
 
@@ -83,10 +83,16 @@ def plain(cell: int | float | str) -> str:
 
 
 def bold(cells: Sequence[str], best: Callable[[Sequence[float]], float]) -> list[str]:
-    """The cells with the best in bold. A cell with the values of several seeds counts by its first one."""
+    """The cells with the best value in bold. A cell with the values of several seeds counts by its first one."""
     values = [number(cell) for cell in cells]
     wanted = best([value for value in values if value is not None])
-    return [f"**{cell}**" if value == wanted else cell for cell, value in zip(cells, values, strict=True)]
+    return [first_in_bold(cell) if value == wanted else cell for cell, value in zip(cells, values, strict=True)]
+
+
+def first_in_bold(cell: str) -> str:
+    """The cell with its first value in bold."""
+    first, comma, others = cell.partition(", ")
+    return f"**{first}**{comma}{others}"
 
 
 def number(cell: str) -> float | None:

@@ -139,7 +139,7 @@ def test_the_cells_of_a_summary_are_those_of_the_records(tmp_path: Path) -> None
     study = results.read(path)
     page = results.render(study, tmp_path)
     assert (
-        "| model | S3 | names |\n| --- | --- | --- |\n| lstm | **0.0, 0.3** | **7** |\n| transformer-xl | 68.8 | – |"
+        "| model | S3 | names |\n| --- | --- | --- |\n| lstm | **0.0**, 0.3 | **7** |\n| transformer-xl | 68.8 | – |"
         in page
     )
     path.write_text(results.dump(study), "utf-8")
