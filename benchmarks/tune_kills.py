@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.killing import SIZE, TINY, curve, make_store, points_in_mlflow
+from benchmarks.killing import SIZE, TINY, Point, curve, make_store, points_in_mlflow
 from pipelines.terminal import cli
 
 SWEEPS = {
@@ -164,6 +164,11 @@ def counted_twice(folder: Path) -> list[str]:
     return wrong if seen else [*wrong, "no metric counted"]
 
 
+def without_tokens(points: list[Point]) -> list[Point]:
+    """The points without the count of tokens, which MLflow has besides."""
+    return [point for point in points if point[1] != "train/tokens"]
+
+
 def in_mlflow(root: Path) -> list[str]:
     """Records of either sweep that MLflow lacks: parent, children, statuses, or a point of a curve."""
     from mlflow import MlflowClient
@@ -189,10 +194,8 @@ def in_mlflow(root: Path) -> list[str]:
                 wrong.append(f"{name} is {status}, and {run.info.status} in MLflow")
             if run.data.tags.get("mlflow.parentRunId") != parents[0].info.run_id:
                 wrong.append(f"{name} is not below its sweep")
-            ours, theirs = (
-                [point for point in points if point[1] != "train/tokens"]
-                for points in (curve(root / name), points_in_mlflow(client, run))
-            )
+            ours = without_tokens(curve(root / name))
+            theirs = without_tokens(points_in_mlflow(client, run))
             if theirs != ours:
                 wrong.append(f"{name}'s curve in MLflow")
     return wrong

@@ -121,7 +121,7 @@ def words_of(
         np.array(names, bool),
         sums_MT[:, last_N] - sums_MT[:, first_N],
     )
-    return words.at(last_N > first_N)  # those in which no token ends are dropped only now: they count above
+    return words.at(last_N > first_N)  # words in which no token ends are dropped last, since they count as occurrences
 
 
 def tokens_of(words: Words, nats_MT: Sequence[np.ndarray]) -> Words:
