@@ -38,6 +38,7 @@ from benchmarks.contenders import PEER, peer_version
 from benchmarks.gpu_models import BenchConfig, Model, Training, free_memory, is_ours, one_line
 from common.choices import Compile
 from common.errors import UserError
+from common.files import finite
 from pipelines.training.utilisation import GPU_SIZE, matrix_rate, peak_rate, synchronize
 
 ROUNDS = 5
@@ -120,15 +121,6 @@ class Report:
         self.say(f"\nended after {seconds:g} s, as --limit says: what is missing was not reached")
         sys.stdout.flush()
         os._exit(1)
-
-
-def finite(value: Any) -> Any:
-    """The value, but None for each NaN and infinity in it, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def measured(name: Model, unit: Compile, config: BenchConfig) -> Measurement:

@@ -5,11 +5,13 @@ data = seal({"parts": [...]})               # JSON that begins with a checksum o
 content = unseal(data)                      # ValueError where a byte of it changed
 parse_json(path.read_bytes())               # ValueError where it is damaged, however
 digest({"kind": "bytes"})                   # xxh3-128 of the canonical JSON
+finite([1.0, math.nan])                     # [1.0, None], for JSON
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,15 @@ def digest(value: Any) -> str:
     """xxh3-128 (hex) of the canonical JSON of a value."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def finite(value: Any) -> Any:
+    """The value, but None for each NaN and infinity in it, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def seal(content: dict[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from common.files import parse_json
+from common.files import finite, parse_json
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
@@ -56,7 +56,7 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             row |= {f"{what}_bits_per_byte": bits, f"{what}_difference": bits - e.carried.bits_per_byte}
             if labelled:
                 row[f"{what}_error_rate"] = cleared.error_rate if cleared else math.nan
-        rows.append({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()})
+        rows.append(finite(row))
     if unigram is not None:
         rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "split": rows[0]["split"], "bits_per_byte": unigram})
     return rows
