@@ -15,15 +15,16 @@ first states, so they are made once per block. Letters: see layers.py and gates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate
+from recur_models.hidden import note
 from recur_models.layers import Projections, Projector, RMSNorm, attend, linear, merge_heads, projector_costs, upcast
-from recur_models.protocol import Probe, State, relative_change, reset
+from recur_models.protocol import Probe, State, join_layers, layer_state, relative_change, reset
 from recur_models.sliding_window import (
     Blocks,
     Layer,
@@ -31,6 +32,7 @@ from recur_models.sliding_window import (
     TokenLayer,
     WindowedConfig,
     WindowedLayer,
+    WindowedTransformer,
     last_block,
 )
 from recur_models.window import Window, windowed_attention, with_previous
@@ -53,7 +55,8 @@ class RecConfig(WindowedConfig):
     cell: Cell = "skip"
     """Gate configuration (section 3.5): both residuals gated, only the MLP, or only the projection."""
     feedback: bool = False
-    """Every layer attends to the states of the (last) recurrent layer; the stack then runs block by block (Appendix E)."""
+    """Every layer attends to the states of the (last) recurrent layer (Appendix E). That layer and those below it then run block by
+    block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +75,11 @@ class RecConfig(WindowedConfig):
 
     @property
     def sharing_layer(self) -> int | None:
+        """Under feedback, the index of the layer whose states all layers read."""
         return max(self.recurrent_layers) - 1 if self.feedback else None
+
+    def build(self, vocab_size: int) -> WindowedTransformer:
+        return RecWithFeedback(self, vocab_size) if self.feedback else super().build(vocab_size)
 
     def layer(self, index: int) -> WindowedLayer:
         if index + 1 in self.recurrent_layers:
@@ -157,6 +164,19 @@ class StateDirection(nn.Module):
         return [Probe("state_change", gates[0], relative_change, gates[-1]), *(gate.probe() for gate in gates)]
 
 
+class AttentionInputs(NamedTuple):
+    """Queries of the tokens of some blocks in a recurrent layer, and all keys and values that they attend to."""
+
+    q_self_BKHWE: Tensor
+    k_BKHZE: Tensor
+    """Keys of the previous block's tokens and of the block's own; ``v_BKHZE``: their values."""
+    v_BKHZE: Tensor
+    q_cross_BKHWE: Tensor
+    state_k_BKHSE: Tensor
+    """Keys of the states that a block reads; ``state_v_BKHSE``: their values."""
+    state_v_BKHSE: Tensor
+
+
 class RecurrentLayer(WindowedLayer):
     """A window, and states of its own that its tokens read. ``shares_states``: under feedback, all layers' tokens read them."""
 
@@ -172,35 +192,54 @@ class RecurrentLayer(WindowedLayer):
 
     def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
         """Blocks [B, K, W, D] and the layer's State in, the same out. Loops over blocks for the states alone."""
+        inputs, after = self.advance(x_BKWD, state, blocks)
+        return self.finish(x_BKWD, inputs, blocks.no_previous_block_BK, window), after
+
+    def advance(
+        self, x_BKWD: Tensor, state: State, blocks: Blocks, states: Projections | None = None
+    ) -> tuple[AttentionInputs, State]:
+        """The horizontal direction over the blocks: all that `finish` needs, and the next State.
+
+        ``states``: what `StateDirection.read` made of the states that the only block reads, if that is done.
+        """
         tokens = self.tokens.project(x_BKWD)
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
-        after = last_block(tokens)
-        reads, after["states"] = self.recur(state["states"], k_BKHZE, v_BKHZE, blocks)
-        cross = attend(tokens.q_cross, torch.stack([r.k for r in reads], 1), torch.stack([r.v for r in reads], 1))
-        window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
-        return self.tokens.combine(x_BKWD, window_BKHWE, cross), after
+        reads, c_BSD = self.recur(state["states"], k_BKHZE, v_BKHZE, blocks, states)
+        state_k_BKHSE = torch.stack([read.k for read in reads], 1)
+        state_v_BKHSE = torch.stack([read.v for read in reads], 1)
+        assert tokens.q_cross is not None
+        inputs = AttentionInputs(tokens.q_self, k_BKHZE, v_BKHZE, tokens.q_cross, state_k_BKHSE, state_v_BKHSE)
+        return inputs, {**last_block(tokens), "states": c_BSD}
+
+    def finish(
+        self, x_BKWD: Tensor, inputs: AttentionInputs, no_previous_block_BK: Tensor | None, window: Window
+    ) -> Tensor:
+        """The vertical direction over any number of blocks that have gone through `advance`."""
+        cross_BKHWE = attend(inputs.q_cross_BKHWE, inputs.state_k_BKHSE, inputs.state_v_BKHSE)
+        window_BKHWE = windowed_attention(
+            inputs.q_self_BKHWE, inputs.k_BKHZE, inputs.v_BKHZE, window, no_previous_block_BK
+        )
+        return self.tokens.combine(x_BKWD, window_BKHWE, cross_BKHWE)
 
     def recur(
-        self, c_BSD: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, blocks: Blocks
+        self, c_BSD: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, blocks: Blocks, states: Projections | None
     ) -> tuple[list[Projections], Tensor]:
-        """The horizontal direction over the blocks: projections of the states that each block reads, and the last states."""
+        """Projections of the states that each block reads, and the last states. ``states``: as in `advance`."""
         reads: list[Projections] = []
         masked_BK = blocks.no_previous_block_BK
         no_previous = [None] * k_BKHZE.shape[1] if masked_BK is None else masked_BK.unbind(1)
-        shared_kv = blocks.shared_kv if self.shares_states else None
         # unbind, since the gradient of an index is as large as the whole segment
         parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
         for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
-            c_BSD = reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_B)
-            reads.append(self.states.read(c_BSD) if shared_kv is None else shared_kv)
+            c_BSD = self.begin_block(c_BSD, fresh_B)
+            reads.append(self.states.read(c_BSD) if states is None else states)
             c_BSD = self.states.update(c_BSD, reads[-1], k_BHZE, v_BHZE, no_previous_block_B)
         return reads, c_BSD
 
-    def project_states(self, state: State, fresh_B: Tensor | None) -> Projections:
-        """Projections of the states that all layers read in a block; ``fresh_B``: where a document begins."""
-        c_BSD = state["states"]
-        return self.states.read(c_BSD if fresh_B is None else reset(c_BSD, self.states.initial_SD, fresh_B))
+    def begin_block(self, c_BSD: Tensor, fresh_B: Tensor) -> Tensor:
+        """The states that a block reads: the initial ones where a document begins (``fresh_B``, bool)."""
+        return reset(c_BSD, self.states.initial_SD.to(c_BSD.dtype), fresh_B)
 
     def open(self, state: State, shared_kv: Projections | None) -> State:
         return self.tokens.open(state, shared_kv if self.shares_states else self.states.read(state["states"]))
@@ -217,3 +256,48 @@ class RecurrentLayer(WindowedLayer):
 
     def probes(self) -> list[Probe]:
         return [*self.tokens.probes(), *self.states.probes()]
+
+
+class RecWithFeedback(WindowedTransformer):
+    """A block-recurrent transformer whose layers all read the states of one of them (Appendix E).
+
+    A block's states are known only when the layers below the sharing one have read the block before. So these layers, and the
+    horizontal direction of the sharing layer, run block by block. Its vertical direction and the layers above it change no states
+    that others read: they run over all blocks at once.
+    """
+
+    config: RecConfig
+
+    def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
+        sharing = self.config.sharing_layer
+        assert sharing is not None
+        layer = self.layers[sharing]
+        advance = self.recomputed("layer", layer.advance)
+        finish = self.recomputed("layer", layer.finish)
+        no_previous_block_BK, after = self.begin_blocks(state, fresh_BK)
+        below = state
+        outputs = []
+        inputs = []
+        for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
+            fresh_B1 = fresh_BK[:, k : k + 1]
+            masked_B1 = None if no_previous_block_BK is None else no_previous_block_BK[:, k : k + 1]
+            own = layer_state(sharing, below)
+            states = layer.states.read(layer.begin_block(own["states"], fresh_B1[:, 0]))
+            blocks = Blocks(fresh_B1, masked_B1, (states.k[:, None], states.v[:, None]))
+            x_B1WD, below = self.run_layers(range(sharing), x_BWD[:, None], below, blocks, windows)
+            of_block, own = advance(x_B1WD, own, blocks, states)
+            below |= join_layers([own], sharing)
+            outputs.append(x_B1WD)
+            inputs.append(of_block)
+        x_BKWD = torch.cat(outputs, 1)
+        joined = AttentionInputs(*(torch.cat(parts, 1) for parts in zip(*inputs, strict=True)))
+        note(sharing, x_BKWD)
+        x_BKWD = finish(x_BKWD, joined, no_previous_block_BK, windows[sharing])
+        blocks = Blocks(fresh_BK, no_previous_block_BK, (joined.state_k_BKHSE, joined.state_v_BKHSE))
+        x_BKWD, above = self.run_layers(range(sharing + 1, len(self.layers)), x_BKWD, state, blocks, windows)
+        return x_BKWD.flatten(1, 2), after | below | above
+
+    def shared_states(self, state: State) -> Projections:
+        sharing = self.config.sharing_layer
+        assert sharing is not None
+        return self.layers[sharing].states.read(layer_state(sharing, state)["states"])

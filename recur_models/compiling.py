@@ -13,8 +13,8 @@ The results are the same to rounding, forward and backward, State and loss. By m
 - feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
 - memorizing breaks its graph at each block, where it asks how full its memory is.
 
-Layer by layer, layers of one kind share their code. A model that is compiled as a whole is unrolled over its layers. Compiled code
-does not call module hooks (health.py).
+Layer by layer, layers of one kind share their code. Under feedback, the layer whose states all layers read is not compiled: it runs
+in two parts. A model that is compiled as a whole is unrolled over its layers. Compiled code does not call module hooks (health.py).
 
 ``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are constants. A segment is compiled once,
 and once more for the State that the first segment leaves, whose strides differ.

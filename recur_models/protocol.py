@@ -346,9 +346,11 @@ def layer_state(index: int, state: State) -> State:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def join_layers(states: Iterable[State]) -> State:
-    """One State from those of all layers, in order: ``layers.9.states`` is ``states`` of the tenth."""
-    return {f"layers.{i}.{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
+def join_layers(states: Iterable[State], first: int = 0) -> State:
+    """One State from those of consecutive layers, the first of which has index ``first``: ``layers.9.states`` is ``states`` of the
+    tenth.
+    """
+    return {f"layers.{i}.{name}": tensor for i, state in enumerate(states, first) for name, tensor in state.items()}
 
 
 def begin_segment(

@@ -64,11 +64,6 @@ class WindowedConfig(StackConfig):
     equations: Equations = "meliad"
     """Where code and paper differ: what the authors' code computes, or what the paper writes."""
 
-    @property
-    def sharing_layer(self) -> int | None:
-        """Under feedback, the index of the layer whose states all layers read (Appendix E)."""
-        return None
-
     @abstractmethod
     def layer(self, index: int) -> WindowedLayer:
         """The layer at an index of the stack, counted from 0, newly made."""
@@ -118,8 +113,8 @@ class Blocks(NamedTuple):
     """bool. True for blocks at which a document begins."""
     no_previous_block_BK: Tensor | None
     """bool. True for blocks whose previous block is masked, under ``equations="paper"``; None if there are none."""
-    shared_kv: Projections | None
-    """Under feedback, the projected states of the sharing layer, which may be the layer itself ([B, H, S, E]; K is 1)."""
+    shared_kv: tuple[Tensor, Tensor] | None = None
+    """Under feedback, keys and values of the states that another layer shares: [B, K, H, S, E] each."""
 
 
 class Part(NamedTuple):
@@ -150,7 +145,9 @@ class WindowedLayer(nn.Module, ABC):
 
     @abstractmethod
     def open(self, state: State, shared_kv: Projections | None) -> State:
-        """An empty block that begins at ``state``; ``shared_kv`` as in `Blocks`."""
+        """An empty block that begins at ``state``. ``shared_kv``: under feedback, the projected states of the sharing layer, which
+        may be this one ([B, H, S, E]).
+        """
 
     @abstractmethod
     def extend(self, x_BnD: Tensor, part: Part, state: State, block: State) -> tuple[Tensor, State]:
@@ -272,8 +269,7 @@ class Layer(WindowedLayer):
         tokens = self.tokens.project(x_BKWD)
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK, self.detached)
         v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK, self.detached)
-        states = blocks.shared_kv
-        cross = None if states is None else attend(tokens.q_cross, states.k[:, None], states.v[:, None])
+        cross = None if blocks.shared_kv is None else attend(tokens.q_cross, *blocks.shared_kv)
         window_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
         return self.tokens.combine(x_BKWD, window_BKHWE, cross), last_block(tokens)
 
@@ -293,16 +289,12 @@ class Layer(WindowedLayer):
 
 
 class WindowedTransformer(TiedModel):
-    """The model of every `WindowedConfig`: embeddings, a stack of `WindowedLayer`s, and a final norm before the tied output layer.
-
-    With a sharing layer (feedback), the stack runs block by block.
-    """
+    """Embeddings, a stack of `WindowedLayer`s, and a final norm before the tied output layer."""
 
     config: WindowedConfig
 
     def __init__(self, config: WindowedConfig, vocab_size: int):
         super().__init__(config, vocab_size)
-        self.sharing_layer = config.sharing_layer
         self.layers.extend(config.layer(i) for i in range(config.layers))
         self.one_graph = all(layer.one_graph for layer in self.layers)
 
@@ -321,33 +313,40 @@ class WindowedTransformer(TiedModel):
         x_BTD = self.embed(tokens_BT)
         bucket_WZ, unseen_WZ = buckets_of_window(torch.arange(self.block, device=x_BTD.device), self.block)
         stack = partial(self.stack, windows=[layer.tokens.window(bucket_WZ, unseen_WZ) for layer in self.layers])
-        x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK, at_once=self.sharing_layer is None)
+        x_BTD, state = self.read_blocks(stack, x_BTD, state, fresh_BK, at_once=True)
         return self.head(x_BTD, targets_BT), state
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         """Some blocks through all layers: the residual stream after them [B, T, D], and the next State."""
         x_BKWD = x_BTD.unflatten(1, (-1, self.block))
-        after: State = {}
-        layers = []
-        no_previous_block_BK = None
-        if "present" in state:
-            no_previous_block_BK = fresh_BK.clone()
-            no_previous_block_BK[:, 0] |= ~state["present"]
-            after["present"] = torch.ones_like(state["present"])
-        blocks = Blocks(fresh_BK, no_previous_block_BK, self.project_states(state, fresh_BK[:, 0]))
-        for i, layer in enumerate(self.layers):
-            note(i, x_BKWD)
-            run = self.recomputed("layer", layer)
-            x_BKWD, changed = run(x_BKWD, layer_state(i, state), blocks, windows[i])
-            layers.append(changed)
-        return x_BKWD.flatten(1, 2), after | join_layers(layers)
+        no_previous_block_BK, after = self.begin_blocks(state, fresh_BK)
+        blocks = Blocks(fresh_BK, no_previous_block_BK)
+        x_BKWD, layers = self.run_layers(range(len(self.layers)), x_BKWD, state, blocks, windows)
+        return x_BKWD.flatten(1, 2), after | layers
 
-    def project_states(self, state: State, fresh_B: Tensor | None = None) -> Projections | None:
-        """Projections of the sharing layer's states, which every layer reads in a block; None without such a layer."""
-        if self.sharing_layer is None:
-            return None
-        own = layer_state(self.sharing_layer, state)
-        return self.layers[self.sharing_layer].project_states(own, fresh_B)
+    def begin_blocks(self, state: State, fresh_BK: Tensor) -> tuple[Tensor | None, State]:
+        """`Blocks.no_previous_block_BK`, and the entries of the next State that belong to no layer."""
+        if "present" not in state:
+            return None, {}
+        no_previous_block_BK = fresh_BK.clone()
+        no_previous_block_BK[:, 0] |= ~state["present"]
+        return no_previous_block_BK, {"present": torch.ones_like(state["present"])}
+
+    def run_layers(
+        self, indices: range, x_BKWD: Tensor, state: State, blocks: Blocks, windows: list[Window]
+    ) -> tuple[Tensor, State]:
+        """Some blocks through the layers at ``indices``: the residual stream after them, and their part of the next State."""
+        after = []
+        for i in indices:
+            note(i, x_BKWD)
+            run = self.recomputed("layer", self.layers[i])
+            x_BKWD, changed = run(x_BKWD, layer_state(i, state), blocks, windows[i])
+            after.append(changed)
+        return x_BKWD, join_layers(after, indices.start)
+
+    def shared_states(self, state: State) -> Projections | None:
+        """``shared_kv`` of `WindowedLayer.open`; None without feedback."""
+        return None
 
     def incremental_decoder(self) -> IncrementalDecoder:
         return WindowedIncrementalDecoder(self)
@@ -362,7 +361,7 @@ class WindowedIncrementalDecoder(IncrementalDecoder):
     model: WindowedTransformer
 
     def open(self, state: State, lanes: int) -> State:
-        shared_kv = self.model.project_states(state)
+        shared_kv = self.model.shared_states(state)
         layers = enumerate(self.model.layers)
         return join_layers(layer.open(layer_state(i, state), shared_kv) for i, layer in layers)
 

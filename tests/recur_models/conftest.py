@@ -50,6 +50,9 @@ def small_configs() -> dict[str, ModelConfig]:
             configs[f"rec-{gate}-{cell}-{equations}"] = rec
         feedback = RecConfig(**SIZE, recurrent_layers=(1, 3), states=6, feedback=True, equations=equations)
         configs[f"feedback-two-layers-{equations}"] = feedback
+    configs["feedback-second-layer"] = RecConfig(
+        **SIZE, recurrent_layers=(2,), states=6, gate="lstm", feedback=True, equations="paper"
+    )
     configs["lstm"] = LSTMConfig(layers=2, d_model=24, window=4)
     mixer: dict[str, Any] = {"d_model": 24, "heads": 2, "key_dim": 6, "value_dim": 8, "mlp_dim": 20, "window": 4}
     configs["mixers-delta"] = MixersConfig(**mixer, layers=("delta", "delta"), chunk=2, negative_eigenvalues=True)

@@ -6,6 +6,7 @@ document's tokens attend to each other through one T × T mask; only the states 
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -110,12 +111,17 @@ class Masks:
             draw("embedding", 0, every)
         feedback = getattr(config, "feedback", False)
         weights = {} if usual or vanilla else {i: F.dropout(torch.ones(config.heads, W, 2 * W), p) for i in layers}
-        for at in [range(k, k + 1) for k in every] if feedback else [every]:  # feedback: block after block
-            for i in layers:
-                for place in inside:
-                    draw(place, i, at)
-                    if vanilla and place == "normed":
-                        weights[i] = F.dropout(torch.ones(config.heads, W, W), p)
+        sharing = max(config.recurrent_layers) - 1 if feedback else 0
+        for k in every if feedback else ():  # block after block, up to the input of the layer that shares its states
+            for i, place in itertools.product(range(sharing), inside):
+                draw(place, i, range(k, k + 1))
+            if "normed" in inside:
+                draw("normed", sharing, range(k, k + 1))
+        for i, place in itertools.product(layers[sharing:], inside):
+            if not (feedback and (place, i) == ("normed", sharing)):
+                draw(place, i, every)
+            if vanilla and place == "normed":
+                weights[i] = F.dropout(torch.ones(config.heads, W, W), p)
         self.of |= {("weights", i, k): mask for i, mask in weights.items() for k in every}
         if not usual:
             sizes["final"] = width
