@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import split_heads
+from recur_models.pretrained import Decoder
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -63,6 +64,9 @@ class GPT2Config(DecoderConfig):
     name: ClassVar[str] = "gpt2"
     family: ClassVar[Family] = GPT2
     embeds_positions: ClassVar[bool] = True
+
+    def build(self, vocab_size: int) -> Decoder:
+        return self.load_pretrained(Decoder(self, vocab_size, self.recurrence()))
 
     def layer(self) -> GPT2Layer:
         return GPT2Layer(self)

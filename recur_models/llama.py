@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import rms_norm, rotate, rotation, split_heads
+from recur_models.pretrained import Decoder
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_weights import Family
@@ -143,6 +144,9 @@ class LlamaConfig(DecoderConfig):
     def kv_width(self) -> int:
         c = self.sized()
         return c.d_model // c.heads * c.kv_heads
+
+    def build(self, vocab_size: int) -> Decoder:
+        return self.load_pretrained(Decoder(self, vocab_size, self.recurrence()))
 
     def layer(self) -> LlamaLayer:
         return LlamaLayer(self)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,8 @@ from torch.func import functional_call
 from recur_models.hidden import note
 from recur_models.layers import joined
 from recur_models.losses import tied_output, untied_output
-from recur_models.pretrained_layers import Cache, DecoderLayer, Prev
+from recur_models.pretrained_config import DecoderConfig
+from recur_models.pretrained_layers import Cache, Prev
 from recur_models.pretrained_recurrence import Recurrence
 from recur_models.protocol import (
     IncrementalDecoder,
@@ -54,43 +55,12 @@ from recur_models.protocol import (
 from recur_models.stepping import append, kept_parts, open_block
 
 
-class DecoderSizes(Protocol):
-    """The interface that a decoder needs of its config (pretrained_config.py)."""
-
-    embeds_positions: ClassVar[bool]
-
-    @property
-    def window(self) -> int: ...
-    @property
-    def overlap(self) -> int: ...
-    @property
-    def block(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def positions(self) -> int: ...
-    @property
-    def own_output(self) -> bool: ...
-    def sized(self) -> Self: ...
-    def layer(self) -> DecoderLayer: ...
-    def norm(self) -> nn.Module: ...
-
-
 class Decoder(RecurrentModel):
     """The stack over windows. It reads them one by one with a ``recurrence``, and all at once without."""
 
     one_graph = True
 
-    def __init__(
-        self,
-        config: DecoderSizes,
-        vocab_size: int,
-        recurrence: Recurrence | None = None,
-    ):
+    def __init__(self, config: DecoderConfig, vocab_size: int, recurrence: Recurrence | None):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size

@@ -1,7 +1,7 @@
 """The configs that pretrained models share: `PretrainedConfig` has their sizes and weights, `DecoderConfig` the windows and costs
 of decoders, `RecurrentDecoderConfig` their recurrence.
 
-The config of a family (gpt2.py, llama.py, mamba2_model.py) adds its layers.
+The config of a family (gpt2.py, llama.py, mamba2_model.py) adds its layers, and builds the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from torch import nn
 
 from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.pretrained import Decoder
 from recur_models.pretrained_layers import DecoderLayer
 from recur_models.pretrained_recurrence import LayerRecurrence, Pooling, Recurrence, StackRecurrence
 from recur_models.pretrained_weights import Family, eos_ids_of, folder_of, recurrence_of, sizes_of, weights_of
@@ -104,10 +103,12 @@ class PretrainedConfig(ModelConfig):
         return self
 
     def load_pretrained(self, model: Model) -> Model:
-        """The model with the weights that a run begins with. For a model on the device `meta`, nothing is read.
+        """The model with the weights that a run begins with, of which those that it does not train are frozen (`freeze`). For a
+        model on the device `meta`, nothing is read.
 
         Raises ValueError if the weights have other sizes than the model.
         """
+        self.freeze(model)
         if not self.has_weights or model.embedding.weight.is_meta:
             return model
         folder = folder_of(self.pretrained)
@@ -214,8 +215,9 @@ class DecoderConfig(PretrainedConfig):
         All sizes must be set.
         """
 
-    def build(self, vocab_size: int) -> Decoder:
-        return self.load_pretrained(Decoder(self, vocab_size))
+    def recurrence(self) -> Recurrence | None:
+        """A new recurrence; None without one."""
+        return None
 
     def costs(self, vocab_size: int) -> Costs:
         """All tokens of a window pass through the layers, those of the overlap again; only the block's through the output layer."""
@@ -289,15 +291,10 @@ class RecurrentDecoderConfig(DecoderConfig):
             return (first,)
         return tuple(range(first, self.sized().layers))
 
-    def build(self, vocab_size: int) -> Decoder:
-        sizes = self.sized()
+    def recurrence(self) -> Recurrence:
         if self.source == "layer":
-            recurrence: Recurrence = LayerRecurrence(self.inserted, self.steps)
-        else:
-            recurrence = StackRecurrence(self.inserted, sizes.layers, self.pooling, self.steps, self.embeddings)
-        model = self.load_pretrained(Decoder(self, vocab_size, recurrence))
-        self.freeze(model)
-        return model
+            return LayerRecurrence(self.inserted, self.steps)
+        return StackRecurrence(self.inserted, self.sized().layers, self.pooling, self.steps, self.embeddings)
 
     def freeze(self, model: nn.Module) -> None:
         """Freeze the pretrained weights where `trained` is recurrence."""
