@@ -51,6 +51,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
     reset,
+    with_dtypes_of,
 )
 from recur_models.stepping import append, kept_parts, open_block
 
@@ -132,10 +133,7 @@ class Decoder(RecurrentModel):
             return self.read_at_once(windows_BKT, count_BK, targets_BT), after
         prev = self.prev_of(state)
         output, prev = self.read_one_by_one(windows_BKT, count_BK, prev, fresh_BK, targets_BT)
-        if prev is not None:
-            after["states"] = prev.states_BND.to(state["states"].dtype)
-            after["states_count"] = torch.ones_like(state["states_count"])
-        return output, after
+        return output, after | self.state_of(prev, state)
 
     def read_at_once(self, windows_BKT: Tensor, count_BK: Tensor, targets_BT: Tensor | None) -> Tensor:
         """Nats or logits of all blocks, whose windows are lanes of one pass. For a model without recurrence."""
@@ -166,12 +164,11 @@ class Decoder(RecurrentModel):
             if prev is not None:
                 prev = Prev(*(reset(x, x.new_zeros(()), fresh_BK[:, k]) for x in prev))
             if embedded is not None:
-                part, states_BND = self.read_embeddings(embedded[k], count_BK[:, k], prev)
+                part, prev = self.read_embeddings(embedded[k], count_BK[:, k], prev)
             else:
                 targets_BW = None if targets_BKW is None else targets_BKW[:, k]
                 run = self.recomputed("block", self.read_window)
-                part, states_BND = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
-            prev = None if states_BND is None else Prev(states_BND, torch.ones_like(fresh_BK[:, k]))
+                part, prev = run(windows_BKT[:, k], count_BK[:, k], prev, targets_BW)
             parts.append(part)
         output = torch.cat(parts, 1)
         return output if by_window else self.head(output, targets_BT), prev
@@ -179,6 +176,24 @@ class Decoder(RecurrentModel):
     def prev_of(self, state: State) -> Prev | None:
         """The State's h_prev; None without recurrence."""
         return None if self.recurrence is None else Prev(state["states"], state["states_count"] > 0)
+
+    def state_of(self, prev: Prev | None, before: State) -> State:
+        """The State's entries for h_prev, in the dtypes that they have in the State ``before``; none without recurrence."""
+        if prev is None:
+            return {}
+        return with_dtypes_of({"states": prev.states_BND, "states_count": prev.has_B}, before)
+
+    def next_prev(self, prev: Prev | None, gathered_BTX: Tensor | None, count_B: Tensor) -> Prev | None:
+        """h_prev for the next window, made of a window's gathered tensor; None without recurrence.
+
+        ``prev``: this window's h_prev. ``count_B``: int64, valid tokens in its overlap.
+        """
+        if self.recurrence is None or prev is None or gathered_BTX is None:
+            return None
+        overlap = self.config.overlap
+        valid_BT = torch.arange(overlap + self.block, device=count_B.device) >= overlap - count_B[:, None]
+        states_BND = self.recurrence(prev.states_BND, gathered_BTX, valid_BT)
+        return Prev(states_BND, torch.ones_like(prev.has_B))
 
     def count_before(self, state: State, fresh_BK: Tensor) -> Tensor:
         """How many tokens of the overlap belong to each block's document: int64 [B, K]."""
@@ -197,26 +212,18 @@ class Decoder(RecurrentModel):
 
     def read_window(
         self, tokens_BT: Tensor, count_B: Tensor, prev: Prev | None, targets_BW: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Prev | None]:
         """Read the tokens of one window. Returns nats or logits of its block, and h_prev for the next window."""
-        x_BWD, states_BND = self.read_embeddings(self.embedding(tokens_BT), count_B, prev)
-        return self.head(x_BWD, targets_BW), states_BND
+        x_BWD, prev = self.read_embeddings(self.embedding(tokens_BT), count_B, prev)
+        return self.head(x_BWD, targets_BW), prev
 
-    def read_embeddings(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Tensor | None]:
+    def read_embeddings(self, x_BTD: Tensor, count_B: Tensor, prev: Prev | None) -> tuple[Tensor, Prev | None]:
         """Read the embeddings of one window. Returns the last layer's output for its block [B, W, D], and h_prev for the next
-        window [B, N, D]."""
+        window."""
         overlap = self.config.overlap
         slot_BT = torch.arange(overlap + self.block, device=x_BTD.device).expand(len(x_BTD), -1)
         x_BTD, gathered_BTX = self.stack(x_BTD, slot_BT, overlap + self.block, count_B, prev)
-        x_BWD = x_BTD[:, overlap:]
-        if self.recurrence is None or prev is None or gathered_BTX is None:
-            return x_BWD, None
-        return x_BWD, self.recurrence(prev.states_BND, gathered_BTX, self.valid_slots(count_B))
-
-    def valid_slots(self, count_B: Tensor) -> Tensor:
-        """Whether a window's slot has a token of the document: bool [B, T]. ``count_B``: valid tokens in the overlap."""
-        overlap = self.config.overlap
-        return torch.arange(overlap + self.block, device=count_B.device) >= overlap - count_B[:, None]
+        return x_BTD[:, overlap:], self.next_prev(prev, gathered_BTX, count_B)
 
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
@@ -347,13 +354,10 @@ class PretrainedIncrementalDecoder(IncrementalDecoder):
         model = self.model
         lanes = len(block["tokens"])
         count_B = self.count(state, lanes)
-        prev = model.prev_of(state)
         after = {}
         if model.config.overlap:
             after = model.kept_tokens(torch.cat([state["tokens"], block["tokens"]], 1), count_B)
-        if model.recurrence is not None and prev is not None:
-            gathered_BTX = torch.cat([block["earlier_gathered"], block["gathered"]], 1)
-            states_BND = model.recurrence(prev.states_BND, gathered_BTX, model.valid_slots(count_B))
-            after["states"] = states_BND.to(prev.states_BND.dtype)
-            after["states_count"] = torch.ones_like(state["states_count"])
-        return after
+        if model.recurrence is None:
+            return after
+        gathered_BTX = torch.cat([block["earlier_gathered"], block["gathered"]], 1)
+        return after | model.state_of(model.next_prev(model.prev_of(state), gathered_BTX, count_B), state)
