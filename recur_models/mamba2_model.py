@@ -29,12 +29,12 @@ from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import Family
 
 BIASES = {
-    (False, True): "convolution",
-    (True, False): "projections",
-    (True, True): "both",
-    (False, False): "none",
+    "convolution": (False, True),
+    "projections": (True, False),
+    "both": (True, True),
+    "none": (False, False),
 }
-"""Our name for config.json's ``use_bias`` and ``use_conv_bias``."""
+"""Whether the projections and the convolution have biases, config.json's ``use_bias`` and ``use_conv_bias``, by our name."""
 
 
 def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def from_config_json(values: dict[str, Any]) -> dict[str, Any]:
     return {
         **values,
         "step_limit": step_limit(values.get("time_step_limit")),
-        "biases": BIASES[biases],
+        "biases": next(name for name, have in BIASES.items() if have == biases),
         "output": "tied" if values.get("tie_word_embeddings") else "own",
     }
 
@@ -67,12 +67,12 @@ def to_config_json(values: dict[str, Any]) -> dict[str, Any]:
     """Undo `from_config_json`: the choices under transformers' names, with ``expand``, which transformers does not derive."""
     output = values.pop("output")
     limit = values.pop("step_limit")
-    biases = values.pop("biases")
+    projection_bias, conv_bias = BIASES[values.pop("biases")]
     values.pop("dropout")  # transformers' Mamba-2 has none
     return {
         **values,
-        "use_bias": biases in ("projections", "both"),
-        "use_conv_bias": biases in ("convolution", "both"),
+        "use_bias": projection_bias,
+        "use_conv_bias": conv_bias,
         "time_step_limit": (*limit, math.inf)[:2],
         "tie_word_embeddings": output == "tied",
         "expand": values["num_heads"] * values["head_dim"] // values["hidden_size"],
@@ -213,11 +213,12 @@ class Mamba2Config(PretrainedConfig):
     def variant(self) -> Variant:
         """The options of its mixers."""
         c = self.sized()
+        projection_bias, conv_bias = BIASES[c.biases]
         return Variant(
             groups=c.groups,
             norm_eps=c.norm_eps,
-            projection_bias=c.biases in ("projections", "both"),
-            conv_bias=c.biases in ("convolution", "both"),
+            projection_bias=projection_bias,
+            conv_bias=conv_bias,
             step_limit=c.step_limit,
         )
 
