@@ -38,7 +38,7 @@ from recur_models.hf_arguments import (
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_generation import RecurrentCache, RecurrentGenerationMixin
 from recur_models.hidden import in_place_of_logits
-from recur_models.losses import tied_output, untied_output
+from recur_models.losses import tied_or_untied_output
 from recur_models.protocol import RecurrentModel
 
 logger = get_logger(__name__)
@@ -331,7 +331,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         states: tuple[Tensor, ...] | None = None
         if with_states:
             states, cache = self.read_states(*arguments, layers=True)
-            made = self._logits(states[-1])
+            made = tied_or_untied_output(states[-1], self.model.embedding, self.get_output_embeddings(), None)
         else:
             made, cache = self.read(*arguments, keep=keep)
         logits = kept_columns(made, logits_to_keep)
@@ -341,12 +341,6 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
                 loss_kwargs.setdefault("shift_labels", labels)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
-
-    def _logits(self, hidden_BTD: Tensor) -> Tensor:
-        output = self.get_output_embeddings()
-        if output is None:
-            return tied_output(hidden_BTD, self.model.embedding.weight, None)
-        return untied_output(hidden_BTD, output, None)
 
 
 try:  # PEFT knows architectures by their model_type, which all models here share

@@ -79,6 +79,15 @@ def untied_output(hidden_BTD: Tensor, output: nn.Module, targets_BT: Tensor | No
     return nats_N.view_as(targets_BT)
 
 
+def tied_or_untied_output(
+    hidden_BTD: Tensor, embedding: nn.Embedding, output: nn.Module | None, targets_BT: Tensor | None
+) -> Tensor:
+    """`untied_output` by the layer ``output``, or `tied_output` by the embedding where that is None."""
+    if output is None:
+        return tied_output(hidden_BTD, embedding.weight, targets_BT)
+    return untied_output(hidden_BTD, output, targets_BT)
+
+
 def hidden_states(
     model: RecurrentModel, tokens_BT: Tensor, state: State | None = None, fresh_BK: Tensor | None = None
 ) -> tuple[Tensor, State]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from common.errors import UserError
 from recur_models.costs import Costs, scales, tied_logits
 from recur_models.layers import upcast
-from recur_models.losses import tied_output, untied_output
+from recur_models.losses import tied_or_untied_output
 from recur_models.mamba2 import Mamba2, Variant
 from recur_models.mixer import Sizes, check_block
 from recur_models.mixers import StackLayer, StackModel
@@ -277,6 +277,4 @@ class Mamba2Model(StackModel):
 
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         x_BnD = self.final_norm(x_BnD.to(self.final_norm.weight.dtype))
-        if self.output is None:
-            return tied_output(x_BnD, self.embedding.weight, targets_Bn)
-        return untied_output(x_BnD, self.output, targets_Bn)
+        return tied_or_untied_output(x_BnD, self.embedding, self.output, targets_Bn)

@@ -38,7 +38,7 @@ from torch.func import functional_call
 
 from recur_models.hidden import note
 from recur_models.layers import joined
-from recur_models.losses import tied_output, untied_output
+from recur_models.losses import tied_or_untied_output
 from recur_models.pretrained_config import DecoderConfig
 from recur_models.pretrained_layers import Cache, Prev
 from recur_models.pretrained_recurrence import Recurrence
@@ -227,10 +227,7 @@ class Decoder(RecurrentModel):
 
     def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
         """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
-        x_BnD = self.final_norm(x_BnD)
-        if self.output is None:
-            return tied_output(x_BnD, self.embedding.weight, targets_Bn)
-        return untied_output(x_BnD, self.output, targets_Bn)
+        return tied_or_untied_output(self.final_norm(x_BnD), self.embedding, self.output, targets_Bn)
 
     def stack(
         self,
