@@ -254,8 +254,10 @@ class Decoder(RecurrentModel):
         # An empty slot is computed too: it sees only itself, and no other slot sees it.
         seen_Bnm = (behind_Bnm == 0) | ((behind_Bnm > 0) & (slot_m >= missing_B1)[:, None])
         recurrence = self.recurrence
+        prev_by_layer: dict[int, Tensor] = {}
         with_prev_Bnm = seen_Bnm
         if recurrence is not None and prev is not None:
+            prev_by_layer = recurrence.by_layer(prev.states_BND)
             has_BnP = prev.has_B[:, None, None].expand(-1, slot_Bn.shape[1], recurrence.per_layer)
             with_prev_Bnm = torch.cat([has_BnP, seen_Bnm], 2)
         position_Bn = (slot_Bn - missing_B1).clamp(0, self.config.window - 1)  # from the first token that is there
@@ -265,12 +267,9 @@ class Decoder(RecurrentModel):
             note(i, x_BnD[:, -self.block :])  # without the overlap, which another block has noted
             run = self.recomputed("layer", layer)
             cache = None if caches is None else caches[i]
+            prev_BPD = prev_by_layer.get(i)
             before_BnD = x_BnD
-            if recurrence is not None and prev is not None and i in recurrence.reading:
-                prev_BPD = recurrence.read_by(i, prev.states_BND)
-                x_BnD = run(x_BnD, position_Bn, with_prev_Bnm, prev_BPD, cache)
-            else:
-                x_BnD = run(x_BnD, position_Bn, seen_Bnm, None, cache)
+            x_BnD = run(x_BnD, position_Bn, seen_Bnm if prev_BPD is None else with_prev_Bnm, prev_BPD, cache)
             if recurrence is not None:
                 gathered = recurrence.gather(gathered, i, before_BnD, x_BnD)
         return x_BnD, torch.cat(gathered, -1) if gathered else None

@@ -46,8 +46,8 @@ class Recurrence(nn.Module, ABC):
         """
 
     @abstractmethod
-    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
-        """The vectors that a layer reads [B, P, D]."""
+    def by_layer(self, states_BND: Tensor) -> dict[int, Tensor]:
+        """The vectors [B, P, D] that each of the reading layers reads."""
 
     @abstractmethod
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
@@ -85,8 +85,8 @@ class StackRecurrence(Recurrence):
         weighted_BnD = torch.softmax(self.layer_weights_L, 0)[layer] * after_BnD
         return [gathered[0] + weighted_BnD if gathered else weighted_BnD]
 
-    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
-        return states_BND
+    def by_layer(self, states_BND: Tensor) -> dict[int, Tensor]:
+        return dict.fromkeys(self.reading, states_BND)
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
         z_BD = self.pool(gathered_BTX, valid_BT)
@@ -125,9 +125,8 @@ class LayerRecurrence(Recurrence):
         """Normed inputs of the reading layers."""
         return [*gathered, normed(before_BnD)] if layer in self.reading else gathered
 
-    def read_by(self, layer: int, states_BND: Tensor) -> Tensor:
-        place = self.reading.index(layer)
-        return states_BND[:, place : place + 1]
+    def by_layer(self, states_BND: Tensor) -> dict[int, Tensor]:
+        return dict(zip(self.reading, states_BND.split(1, 1), strict=True))
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
         mean_BRD = mean(gathered_BTX, valid_BT).unflatten(-1, (len(self.reading), -1))
