@@ -24,7 +24,7 @@ from recur_models.layers import upcast
 from recur_models.losses import tied_or_untied_output
 from recur_models.mamba2 import Mamba2, Variant
 from recur_models.mixer import Sizes, check_block
-from recur_models.mixers import StackLayer, StackModel
+from recur_models.mixer_stack import StackLayer, StackModel
 from recur_models.pretrained_config import PretrainedConfig
 from recur_models.pretrained_weights import Family
 

@@ -3,40 +3,29 @@
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
 A layer is pre-norm: x + mixer(norm(x)), then x + MLP(norm(x)) with a gated MLP (SwiGLU). The output layer is the embedding, or a
-matrix of its own. Each mixer has its own file; mixer.py has their common code.
+matrix of its own. Each mixer has its own file; mixer.py has their common code, mixer_stack.py that of models.
 
 State: that of the mixers, under ``layers.i``. Letters: see mixer.py.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from common.errors import UserError, nearest
 from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.gated_delta import GatedDelta
-from recur_models.hidden import note
 from recur_models.layers import RMSNorm, linear
 from recur_models.linear_attention import Retention
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2
 from recur_models.mixer import Mixer, Sizes, check_block
+from recur_models.mixer_stack import StackLayer, StackModel
 from recur_models.mlstm import MatrixLSTM
-from recur_models.protocol import (
-    IncrementalDecoder,
-    ModelConfig,
-    Places,
-    Probe,
-    RecurrentModel,
-    State,
-    check_sizes,
-    join_layers,
-    layer_state,
-)
+from recur_models.protocol import ModelConfig, check_sizes
 from recur_models.rwkv7 import MAX_TOKENS, RWKV7
 from recur_models.window_mixer import WindowMixer
 
@@ -178,24 +167,6 @@ class GatedMLP(nn.Module):
         return self.out(nn.functional.silu(gate) * value)
 
 
-class StackLayer(nn.Module, ABC):
-    """A layer: a mixer, and the computation around it."""
-
-    one_graph = True
-
-    def __init__(self, mixer: Mixer):
-        super().__init__()
-        self.mixer = mixer
-
-    def forward(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        y_BTD, after = self.mixer(x_BTD, state, fresh_BK)
-        return self.finish(x_BTD, y_BTD), after
-
-    @abstractmethod
-    def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
-        """The residual stream after the layer. ``x_BTD``: the stream before it, ``y_BTD``: the mixer's output."""
-
-
 class MixerLayer(StackLayer):
     """A mixer and a gated MLP, each added to the residual stream."""
 
@@ -207,47 +178,6 @@ class MixerLayer(StackLayer):
     def finish(self, x_BTD: Tensor, y_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.dropout(y_BTD)
         return x_BTD if self.mlp is None else x_BTD + self.dropout(self.mlp(x_BTD))
-
-
-class StackModel(RecurrentModel):
-    """A model of `StackLayer` layers. A subclass embeds tokens, and makes logits from the last layer's output."""
-
-    one_graph = True
-    layers: Any
-    """Each is a `StackLayer`."""
-
-    @abstractmethod
-    def embed(self, tokens_Bn: Tensor) -> Tensor:
-        """The input of the first layer: [B, n, D]."""
-
-    @abstractmethod
-    def head(self, x_BnD: Tensor, targets_Bn: Tensor | None) -> Tensor:
-        """Logits [B, n, V] of the last layer's output, or nats [B, n] when there are targets."""
-
-    def initial_state(self, lanes: int) -> State:
-        return join_layers(layer.mixer.initial_state(lanes) for layer in self.layers)
-
-    def read_segment(
-        self, tokens_BT: Tensor, state: State, fresh_BK: Tensor, targets_BT: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """Reads all blocks at once, or block by block under recomputation."""
-        x_BTD, state = self.read_blocks(self.stack, self.embed(tokens_BT), state, fresh_BK, at_once=True)
-        return self.head(x_BTD, targets_BT), state
-
-    def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """Some blocks through all layers: the residual stream after them, and the next State."""
-        after = []
-        for i, layer in enumerate(self.layers):
-            note(i, x_BTD)
-            x_BTD, changed = self.recomputed("layer", layer)(x_BTD, layer_state(i, state), fresh_BK)
-            after.append(changed)
-        return x_BTD, join_layers(after)
-
-    def incremental_decoder(self) -> IncrementalDecoder:
-        return StackIncrementalDecoder(self)
-
-    def probes(self) -> list[Probe]:
-        return [probe for layer in self.layers for probe in layer.mixer.probes()]
 
 
 class MixersModel(StackModel):
@@ -276,27 +206,3 @@ class MixersModel(StackModel):
         if self.output is not None:
             return untied_output(x_BnD, self.output, targets_Bn)
         return tied_output(x_BnD / self.config.d_model**0.5, self.embedding.weight, targets_Bn)
-
-
-class StackIncrementalDecoder(IncrementalDecoder):
-    """Each mixer keeps its own part of the block: recurrent ones the State after the last token, a window its keys and values."""
-
-    model: StackModel
-
-    def open(self, state: State, lanes: int) -> State:
-        return join_layers(layer.mixer.open(layer_state(i, state)) for i, layer in enumerate(self.model.layers))
-
-    def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
-        """Reads tokens of the block through all layers."""
-        model = self.model
-        x_BnD = model.embed(tokens_Bn)
-        after = []
-        for i, layer in enumerate(model.layers):
-            note(i, x_BnD)
-            y_BnD, changed = layer.mixer.extend(x_BnD, places, layer_state(i, state), layer_state(i, block))
-            x_BnD = layer.finish(x_BnD, y_BnD)
-            after.append(changed)
-        return model.head(x_BnD, None), join_layers(after)
-
-    def close(self, state: State, block: State) -> State:
-        return block
