@@ -238,10 +238,9 @@ class MemoryTokensModel(TiedModel):
     def same_copy(self, place_N: Tensor) -> Tensor:
         """Whether two tokens are of the same copy of the memory, so that both see each other: bool [N, N]."""
         R = self.config.read_tokens
-        part_N = (place_N >= R).long() + (
-            place_N >= R + self.block
-        ).long()  # 0: the first copy, 1: the block, 2: the last copy
-        return (part_N[:, None] == part_N) & (part_N != 1)
+        first_N = place_N < R
+        last_N = place_N >= R + self.block
+        return (first_N[:, None] & first_N) | (last_N[:, None] & last_N)
 
     def recurrent_parameters(self) -> list[nn.Parameter]:
         """The memory tokens, and the parameters of the associations."""
@@ -280,6 +279,10 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             block.append(kept)
         return join_layers(block)
 
+    def memory(self, kept: State) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the memory before the block, of what a layer has kept, as one part; in `armt` there is none."""
+        return [(kept["memory_keys"], kept["memory_values"])] if self.model.passes_tokens else []
+
     def extend(self, tokens_Bn: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         """Reads tokens of the block, which see the memory and the block's earlier tokens."""
         model = self.model
@@ -291,8 +294,7 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
             note(i, x_BnD)
             x_BnD = layer.add_memory(x_BnD, layer_state(i, state))
             kept = layer_state(i, block)
-            memory = [(kept["memory_keys"], kept["memory_values"])] if model.passes_tokens else []
-            _, heads_BHnE, changed = layer.tokens.step(x_BnD, part, memory, kept)
+            _, heads_BHnE, changed = layer.tokens.step(x_BnD, part, self.memory(kept), kept)
             x_BnD = layer.tokens.combine(x_BnD, heads_BHnE)
             after.append(changed)
         return model.head(x_BnD, None), join_layers(after)
@@ -305,9 +307,8 @@ class MemoryTokensIncrementalDecoder(IncrementalDecoder):
         layers = []
         for i, layer in enumerate(model.layers):
             kept = layer_state(i, block)
-            memory = [(kept["memory_keys"], kept["memory_values"])] if model.passes_tokens else []
             own = layer_state(i, state)
-            x_BSD, _ = layer.memory_step(x_BSD, [*memory, (kept["keys"], kept["values"])], own)
+            x_BSD, _ = layer.memory_step(x_BSD, [*self.memory(kept), (kept["keys"], kept["values"])], own)
             layers.append(layer.write_memory(x_BSD, own))
         after = join_layers(layers)
         if model.passes_tokens:
