@@ -71,7 +71,7 @@ class ThroughlineConfig(PreTrainedConfig):
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states, where tools look for it. Not written to config.json: the model's own fields have it."""
-        return self.model_config().d_model  # pyrefly: ignore
+        return self.model_config().sized().d_model  # pyrefly: ignore
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:

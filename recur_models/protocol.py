@@ -90,6 +90,10 @@ class ModelConfig(ABC):
         model.load_state_dict(weights)
         return model
 
+    def sized(self) -> Self:
+        """This config with a size in place of each that it leaves empty; most configs leave none."""
+        return self
+
     def freeze(self, model: nn.Module) -> None:
         """Set which of the model's parameters require gradients; by default all."""
         model.requires_grad_()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from recur_models import ModelConfig
+from recur_models import GPT2Config, LlamaConfig, Mamba2Config, ModelConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
@@ -83,6 +83,11 @@ def test_the_config_has_the_width_of_hidden_states(config: ModelConfig) -> None:
     hidden = model(text(1, 5), output_hidden_states=True).hidden_states
     assert model.config.hidden_size == hidden[-1].shape[-1]
     assert "hidden_size" not in model.config.to_dict()
+
+
+@pytest.mark.parametrize(("config", "width"), [(GPT2Config, 768), (LlamaConfig, 576), (Mamba2Config, 768)])
+def test_it_has_the_width_of_a_model_whose_config_leaves_sizes_empty(config: Any, width: int) -> None:
+    assert ThroughlineConfig.of(config(pretrained="none"), 257).hidden_size == width
 
 
 @pytest.mark.parametrize("asked", ["sdpa", "flash_attention_2"])
