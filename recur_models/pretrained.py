@@ -103,7 +103,9 @@ class Decoder(RecurrentModel):
         on the model itself then run twice.
         """
         cast = self.cast_frozen()
-        return functional_call(self, cast, given, named) if cast else super().forward(*given, **named)
+        if cast:
+            return functional_call(self, cast, given, named)  # which comes here again, with nothing left to cast
+        return super().forward(*given, **named)
 
     def cast_frozen(self) -> dict[str, Tensor]:
         """The frozen weights and biases of the layers' projections by name, in the dtype of autocast; none without autocast, or in
