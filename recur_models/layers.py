@@ -1,4 +1,4 @@
-"""Parts of the models with windowed attention, of `vanilla`, `rmt` and `armt`: norm, position bias, attention, MLP, initialisers.
+"""Parts that models of all kinds share: initialisers, norms, position bias, rotary positions, heads, attention.
 
 Letters: B lanes · T tokens · K blocks · W window (= block) · Z keys that a block sees (2W) · S states · D width ·
 H heads · E head size · F MLP hidden size.
@@ -7,94 +7,16 @@ H heads · E head size · F MLP hidden size.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
-from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.protocol import ModelConfig, check_sizes
-
 MASKED = -3e4
 """The logit of a key that may not be seen: its weight is 0 in every dtype, and float16 still holds it (not the authors' -1e6)."""
-
-
-@dataclass(frozen=True)
-class StackConfig(ModelConfig):
-    """The sizes of the models with windowed attention, of `vanilla`, `rmt` and `armt`."""
-
-    layers: int = 12
-    """Transformer layers."""
-    d_model: int = 1024
-    """Width of the residual stream."""
-    heads: int = 8
-    """Attention heads."""
-    head_dim: int = 128
-    """Size of one head."""
-    mlp_dim: int = 4096
-    """Hidden size of the MLP."""
-    window: int = 512
-    """Tokens that a token sees, and tokens in a block."""
-    dropout: float = 0.05
-    """Share of activations dropped in the token direction; none on the recurrent side."""
-    dropout_places: Literal["meliad", "usual"] = "meliad"
-    """meliad: as in the authors' code, since the paper gives only a rate: the normed input of attention, the weights of the
-    window's attention, the MLP's output, the final norm's output. usual: embeddings, attention's output, the MLP's hidden layer and
-    output."""
-
-    def __post_init__(self) -> None:
-        check_sizes(self)
-
-    @property
-    def block(self) -> int:
-        return self.window
-
-    @property
-    def width(self) -> int:
-        """Width of all heads together."""
-        return self.heads * self.head_dim
-
-    def costs(self, vocab_size: int) -> Costs:
-        return tied_logits(self.window, self.d_model, vocab_size) + self.stack_costs() + scales(self.d_model)
-
-    @abstractmethod
-    def stack_costs(self) -> Costs:
-        """Costs of all layers, for one block of one lane."""
-
-
-class Dropouts(NamedTuple):
-    """The dropout rate at each place."""
-
-    embedding: float = 0.0
-    normed: float = 0.0
-    """Attention's normed input."""
-    weights: float = 0.0
-    """The window's attention weights; one mask for all lanes and blocks. Reads of states and memories have no dropout."""
-    attention: float = 0.0
-    """Attention's contribution to the residual stream."""
-    hidden: float = 0.0
-    mlp: float = 0.0
-    """The MLP's contribution to the residual stream."""
-    final: float = 0.0
-    """The input of the output layer."""
-
-
-def dropouts(config: StackConfig) -> Dropouts:
-    """The rates of the token direction: `dropout` at the places that `dropout_places` names, else 0."""
-    p = config.dropout
-    if config.dropout_places == "usual":
-        return Dropouts(embedding=p, attention=p, hidden=p, mlp=p)
-    return Dropouts(normed=p, weights=p, mlp=p, final=p)
-
-
-def dropout_mask(like: Tensor, rate: float) -> Tensor | None:
-    """Factors of the shape of ``like``: 0 with probability ``rate``, else 1 / (1 − rate). None if ``rate`` is 0."""
-    return F.dropout(torch.ones_like(like), rate) if rate > 0 else None
 
 
 def truncated_normal_(tensor: Tensor, fan_in: int, scale: float = 1.0) -> Tensor:
@@ -324,70 +246,3 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None 
         logits = logits if mask is None else logits.masked_fill(~mask, MASKED)
         return (torch.softmax(logits, dim=-1) @ v).unflatten(0, q_HnE.shape[:-3])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])
-
-
-class MLP(nn.Module):
-    """Feed-forward with a ReLU and without biases."""
-
-    def __init__(self, width: int, hidden: int, rates: Dropouts):
-        super().__init__()
-        self.hidden = linear(width, hidden)
-        self.out = linear(hidden, width)
-        self.hidden_dropout = nn.Dropout(rates.hidden)
-        self.dropout = nn.Dropout(rates.mlp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
-
-
-class Projections(NamedTuple):
-    """Keys, values and both sets of queries of one direction, heads split: [..., H, n, E]."""
-
-    k: Tensor
-    v: Tensor
-    q_self: Tensor
-    q_cross: Tensor | None
-
-
-class Projector(nn.Module):
-    """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
-
-    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
-        super().__init__()
-        self.heads = config.heads
-        self.dropout = nn.Dropout(dropout)
-        self.norm = RMSNorm(config.d_model)
-        self.kvq = linear(config.d_model, (4 if cross else 3) * config.width)
-        self.scale_H = nn.Parameter(torch.ones(config.heads))
-        self.cross_scale_H = nn.Parameter(torch.ones(config.heads)) if cross else None
-
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Projections:
-        """Project x […, n, D], after adding ``ids`` to the normed input (learned state IDs, section 3.2)."""
-        x = self.norm(x)
-        x = self.dropout(x if ids is None else x + ids)
-        parts = 3 if self.cross_scale_H is None else 4
-        k, v, q_self, *q_cross = (split_heads(part, self.heads) for part in self.kvq(x).chunk(parts, -1))
-        cross = None if self.cross_scale_H is None else unit_norm(q_cross[0], self.cross_scale_H)
-        return Projections(unit_norm(k), v, unit_norm(q_self, self.scale_H), cross)
-
-
-def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
-    """Costs of a `Projector` over ``rows`` vectors."""
-    parts = 4 if cross else 3
-    return product(rows, config.d_model, parts * config.width) + scales(config.d_model, (parts - 2) * config.heads)
-
-
-def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
-    """Costs of a layer's vertical direction over one block; with ``states``, its tokens also read that many state vectors."""
-    d = config.d_model
-    W = config.window
-    return (
-        projector_costs(config, W, cross=states > 0)
-        + scales(PositionBias.BUCKETS * config.heads if position else 0)
-        + attention(config.width, pairs, computed_pairs)
-        + attention(config.width, W * states)
-        + product(W, (2 if states else 1) * config.width, d)
-        + scales(d)
-        + product(W, d, config.mlp_dim)
-        + product(W, config.mlp_dim, d)
-    )

@@ -25,17 +25,10 @@ from torch import Tensor, nn
 
 from common.choices import Recompute
 from recur_models.costs import Costs, attention
-from recur_models.layers import MASKED, Projections
+from recur_models.layers import MASKED
 from recur_models.protocol import Probe, State
-from recur_models.sliding_window import (
-    Blocks,
-    Layer,
-    Part,
-    TokenLayer,
-    WindowedConfig,
-    WindowedLayer,
-    last_block,
-)
+from recur_models.sliding_window import Blocks, Layer, WindowedConfig, WindowedLayer
+from recur_models.token_layer import Part, Projections, TokenLayer, last_block
 from recur_models.window import Window, windowed_attention, with_previous
 
 CHUNK_ELEMENTS = 1 << 24

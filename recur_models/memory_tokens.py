@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
-from recur_models.layers import PositionBias, StackConfig, token_costs, upcast
+from recur_models.layers import PositionBias, upcast
 from recur_models.protocol import (
     Carried,
     IncrementalDecoder,
@@ -47,9 +47,9 @@ from recur_models.protocol import (
     reset,
     with_dtypes_of,
 )
-from recur_models.sliding_window import Part
 from recur_models.stepping import attend_parts
 from recur_models.tied_model import TiedModel
+from recur_models.token_layer import Part, StackConfig, token_costs
 from recur_models.vanilla import VanillaLayer, buckets_within
 
 

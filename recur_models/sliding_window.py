@@ -11,7 +11,6 @@ values; once there are W tokens, they become the next State. Letters: see layers
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
@@ -22,20 +21,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs
 from recur_models.gates import Equations
 from recur_models.hidden import note
-from recur_models.layers import (
-    MLP,
-    PositionBias,
-    Projections,
-    Projector,
-    RMSNorm,
-    StackConfig,
-    attend,
-    dropout_mask,
-    dropouts,
-    linear,
-    merge_heads,
-    token_costs,
-)
+from recur_models.layers import PositionBias, attend
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
@@ -45,13 +31,19 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.tied_model import TiedModel
+from recur_models.token_layer import (
+    Part,
+    Projections,
+    StackConfig,
+    TokenLayer,
+    last_block,
+    token_costs,
+)
 from recur_models.window import (
     Window,
     buckets_of_window,
     distance_and_unseen,
-    window_bias,
     windowed_attention,
     with_previous,
 )
@@ -117,18 +109,6 @@ class Blocks(NamedTuple):
     """Under feedback, keys and values of the states that another layer shares: [B, K, H, S, E] each."""
 
 
-class Part(NamedTuple):
-    """Tensors that all layers share when some tokens of one block are read."""
-
-    places: Places
-    bucket_BnZ: Tensor
-    """Bucket of the distance between token and key."""
-    unseen_BnZ: Tensor
-    """bool. True for keys that a token does not see."""
-    blind_BHn1: Tensor | None = None
-    """bool. True for tokens that see nothing, as a document's first one under ``equations="paper"``; None if there are none."""
-
-
 class WindowedLayer(nn.Module, ABC):
     """A layer of the stack. State and block are its own part of them, under its own names."""
 
@@ -160,89 +140,6 @@ class WindowedLayer(nn.Module, ABC):
     @abstractmethod
     def probes(self) -> list[Probe]:
         """As `RecurrentModel.probes`."""
-
-
-def last_block(tokens: Projections) -> State:
-    """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
-    return {"keys": tokens.k.unbind(1)[-1].clone(), "values": tokens.v.unbind(1)[-1].clone()}
-
-
-def empty_cache(config: StackConfig, lanes: int, like: Tensor) -> State:
-    """`last_block` before there is one: zeros, of the dtype and device of ``like``."""
-    shape = (lanes, config.heads, config.window, config.head_dim)
-    return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
-
-
-class TokenLayer(nn.Module):
-    """The vertical direction (section 3.1): self-attention in a window, in parallel with cross-attention to states when ``cross``;
-    then the MLP.
-    """
-
-    def __init__(self, config: StackConfig, cross: bool, position: bool = True):
-        super().__init__()
-        self.config = config
-        self.rates = dropouts(config)
-        self.project = Projector(config, cross, self.rates.normed)
-        self.position_bias = PositionBias(config.heads) if position else None
-        self.out = linear((2 if cross else 1) * config.width, config.d_model)
-        self.attention_dropout = nn.Dropout(self.rates.attention)
-        self.mlp_norm = RMSNorm(config.d_model)
-        self.mlp = MLP(config.d_model, config.mlp_dim, self.rates)
-
-    def initial_cache(self, lanes: int) -> State:
-        """The keys and values of no previous block: zeros."""
-        return empty_cache(self.config, lanes, self.project.scale_H)
-
-    def window(self, bucket_WZ: Tensor, unseen_WZ: Tensor) -> Window:
-        """Bias and dropout of the window's attention, the same for every block. Arguments: those of `window_bias`."""
-        bias_HWZ = window_bias(self.position_bias, self.project.scale_H, bucket_WZ, unseen_WZ)
-        heads_HWZ = bias_HWZ.expand(self.config.heads, -1, -1)  # without positions, the bias has no heads of its own
-        return Window(bias_HWZ, dropout_mask(heads_HWZ, self.rates.weights) if self.training else None)
-
-    def combine(self, x_nD: Tensor, self_HnE: Tensor, cross_HnE: Tensor | None = None) -> Tensor:
-        """Attention's output into the residual stream, then the MLP's; over any leading dimensions."""
-        heads_nC = merge_heads(self_HnE) if cross_HnE is None else merge_heads(self_HnE, cross_HnE)
-        x_nD = x_nD + self.attention_dropout(self.out(heads_nC))
-        return x_nD + self.mlp(self.mlp_norm(x_nD))
-
-    def open(self, state: State, shared_kv: Projections | None = None) -> State:
-        """As `WindowedLayer.open`, with the projected states ``shared_kv`` if this layer's tokens read states."""
-        block = {kind: torch.zeros_like(state[kind]) for kind in ("keys", "values")}
-        if shared_kv is not None:
-            block |= {"read_keys": shared_kv.k, "read_values": shared_kv.v}
-        return block
-
-    def step(
-        self, x_BnD: Tensor, part: Part, before: Sequence[tuple[Tensor, Tensor]], block: State
-    ) -> tuple[Projections, Tensor, State]:
-        """Tokens of the current block attend to the keys and values ``before`` it, and to its own.
-
-        Returns their projections, their heads [B, H, n, E], and the block with them.
-        """
-        tokens = self.project(x_BnD)
-        after = append(part.places, tokens.k, tokens.v, block)
-        bias_BHnZ = logit_bias(self.position_bias, self.project.scale_H, part.bucket_BnZ, part.unseen_BnZ)
-        parts = [*before, (after["keys"], after["values"])]
-        return tokens, attend_parts(tokens.q_self, parts, bias_BHnZ, part.blind_BHn1), after
-
-    def finish(self, x_BnD: Tensor, tokens: Projections, heads_BHnE: Tensor, block: State) -> Tensor:
-        """The layer's output for tokens that have attended to the window, and to states if it reads them."""
-        cross = None
-        if tokens.q_cross is not None:
-            cross = attend(tokens.q_cross, block["read_keys"], block["read_values"])
-        return self.combine(x_BnD, heads_BHnE, cross)
-
-    def probes(self) -> list[Probe]:
-        """If states are read, their share in the energy that attention adds."""
-        if self.project.cross_scale_H is None:
-            return []
-        return [Probe("state_share", self.out, self._state_share)]
-
-    def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
-        """Share of the output's energy that comes from the states, which the second half of ``heads`` reads."""
-        parts = zip(heads.chunk(2, -1), self.out.weight.to(heads.dtype).chunk(2, 1), strict=True)
-        window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
-        return states / (states + window)
 
 
 class Layer(WindowedLayer):

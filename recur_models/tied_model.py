@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recur_models.layers import RMSNorm, StackConfig, dropouts
+from recur_models.layers import RMSNorm
 from recur_models.losses import tied_output
 from recur_models.protocol import RecurrentModel
+from recur_models.token_layer import StackConfig, dropouts
 
 
 class TiedModel(RecurrentModel):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.layers import PositionBias, StackConfig, token_costs
+from recur_models.layers import PositionBias
 from recur_models.protocol import (
     IncrementalDecoder,
     Places,
@@ -25,8 +25,8 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
 )
-from recur_models.sliding_window import Part, TokenLayer
 from recur_models.tied_model import TiedModel
+from recur_models.token_layer import Part, StackConfig, TokenLayer, token_costs
 from recur_models.window import windowed_attention
 
 

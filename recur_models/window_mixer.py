@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from recur_models.costs import Costs, attention, product, scales
-from recur_models.layers import PositionBias, Projector, linear, merge_heads, projector_costs
+from recur_models.layers import PositionBias, linear, merge_heads
 from recur_models.mixer import Mixer, Sizes
 from recur_models.protocol import Places, Probe, State, with_dtypes_of
-from recur_models.sliding_window import SlideConfig, empty_cache, last_block
+from recur_models.sliding_window import SlideConfig
 from recur_models.stepping import append, attend_parts, logit_bias
+from recur_models.token_layer import Projector, empty_cache, last_block, projector_costs
 from recur_models.window import Window, buckets_of_window, window_bias, windowed_attention, with_previous
 
 
