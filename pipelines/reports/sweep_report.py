@@ -56,10 +56,10 @@ def column_of(field: str) -> str:
 
 
 def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
-    """The metric's label, and FLOPs per token and best result of each trial that has one."""
+    """The metric's label, and FLOPs per token and best result of each finished trial. One that was stopped early has read less."""
     from pipelines.reports.frontier import Spot, as_plotted
 
-    trials = sweep.scored
+    trials = [trial for trial in sweep.scored if trial.status == "finished"]
     what, values = as_plotted(sweep.metric, [trial.best_value for trial in trials])
     spots = [
         Spot(trial.id, str(trial.model.get("name", "")), windows_of(trial.model), trial.flops_per_token, value)

@@ -11,7 +11,8 @@ from PIL import Image
 
 from pipelines.reports.evaluation import write_report
 from pipelines.reports.frontier import Spot, as_plotted, pareto, plot_frontier, without_beaten
-from pipelines.reports.sweep_report import report_sweep
+from pipelines.reports.sweep_report import report_sweep, spots_of
+from pipelines.reports.sweep_result import read_sweep
 from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
 
@@ -65,3 +66,6 @@ def test_of_a_sweep_whose_trials_cost_differently(tmp_path: Path) -> None:
         model = {"name": "gpt2", "window": 300, "overlap": 10 * number}
         (path.parent / "config.json").write_text(json.dumps({"model": model}))
     assert folder / "report" / "frontier.png" in report_sweep(folder)
+    sweep = read_sweep(folder)
+    assert [trial.id for trial in sweep.scored if trial.status == "stopped"] == ["002"]
+    assert {spot.name for spot in spots_of(sweep)[1]} == {"000", "001", "003"}
