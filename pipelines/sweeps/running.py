@@ -95,7 +95,7 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         tracking.log_missing_ends()
         over = sum(trial.over for trial in sweep.trials.values())
         count = config.num_samples if config.suggested else len(sweep.trials)
-        begun = f", of which {over} are over" if over else ""
+        begun = f", {over} of them over" if over else ""
         print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
         with stop.on_signals():
             grid = fit(record, domains, tracking, capacity, stop)
@@ -142,12 +142,14 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         raise UserError(
             f"--search {sweep.config.search} has suggested no trial: vary something else, or choose --search random"
         )
-    if spent:
-        left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
-        if sweep.config.suggested:  # trials that the searcher has not suggested yet
-            left += max(0, sweep.config.num_samples - len(sweep.trials))
-        if left:
-            print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
+    left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
+    if sweep.config.suggested:  # trials that the searcher has not suggested yet
+        left += max(0, sweep.config.num_samples - len(sweep.trials))
+    most = sweep.config.max_trials
+    if left and spent:
+        print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
+    elif left and most and sum(trial.over for trial in sweep.trials.values()) >= most:
+        print(f"--max-trials {most}: {counted(left, 'trial')} not begun; rerun the command with more to train them too")
     failed = sum(trial.status == "failed" for trial in sweep.trials.values())
     if failed:
         print(
