@@ -185,6 +185,10 @@ def test_a_folder_of_something_else_is_refused(
         here("states")
     with pytest.raises(ValueError, match="holds another sweep, with steps=20, and this command says 10"):
         here("lr", "--steps", "10")
+    with pytest.raises(
+        UserError, match=r"num_samples=\d+, and .* 99: choose another --run \(begin .* raise its --max-trials\)"
+    ):
+        here("lr", "--num-samples", "99")
     (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="other holds something else than a sweep"):
         here("lr", name="other")
