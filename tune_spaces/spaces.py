@@ -219,7 +219,7 @@ def _inline(part: str, values: Values) -> Domains:
     try:
         if ".." in written:
             low, high = (float(end) for end in written.split(".."))
-            if kind is not float or not 0 < low < high:
+            if kind is not float or "..." in written or not 0 < low < high:  # else 1e-4...1e-2 would end at .1e-2
                 raise ValueError
             return {field: loguniform(low, high)}
         if kind not in KINDS:

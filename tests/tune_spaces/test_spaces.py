@@ -84,6 +84,7 @@ def test_a_field_that_is_true_or_false_may_be_varied() -> None:
         ("model.states=4..8", "small-rec", "does not give values of model.states"),
         ("model.states=four", "small-rec", "does not give values of model.states"),
         ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
+        ("optim.lr=1e-4...1e-2", "small-rec", "write optim.lr=a,b,c, or optim.lr=low..high"),
         ("lr+optimizer", "small-rec", "varies optim.lr twice"),
         (
             "size",
