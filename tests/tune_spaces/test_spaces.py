@@ -81,6 +81,8 @@ def test_a_field_that_is_true_or_false_may_be_varied() -> None:
         ("gate", "small-xl", "varies model.gate, which small-xl does not have"),
         ("staircase-passes", "algorithm-universal", "varies model.chunk, which algorithm-universal does not have"),
         ("model.stats=4,8", "small-rec", "has no field 'model.stats'.*did you mean 'model.states'"),
+        ("states=4,8", "small-rec", "has no field 'states'.*did you mean 'model.states'"),
+        ("lr=1e-3,3e-3", "small-rec", "did you mean 'optim.lr'"),
         ("model.states=4..8", "small-rec", "does not give values of model.states"),
         ("model.states=four", "small-rec", "does not give values of model.states"),
         ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
