@@ -272,6 +272,12 @@ def root_of(folder: Folder, run: str) -> Folder:
     return above
 
 
+def whole_of(run: RunFolder) -> Place:
+    """The place of a run, or of the sweep that it is a trial of."""
+    sweep = run.place.parent.parent
+    return sweep if (sweep / "sweep.json").exists() else run.place
+
+
 def find_run(text: str | Path) -> tuple[RunFolder, str]:
     """The run at a path or URI, and the checkpoint's name if the path is one's. Raises CheckpointError where there is neither."""
     place = Place.parse(text)

@@ -102,6 +102,14 @@ def test_a_renamed_run_has_a_report_of_its_own(train: Train, tmp_path: Path) -> 
     assert sorted(folders) == ["run", "run-baseline"]
 
 
+def test_the_report_of_a_trial_stands_beside_its_sweep(train: Train, tmp_path: Path) -> None:
+    run = train("--steps", "2", name="sweep/trials/000")
+    (tmp_path / "runs/sweep/sweep.json").write_text("{}")
+    evaluate.main([str(run), *QUIET])
+    assert (tmp_path / "runs/reports/sweep-trials-000/report.json").exists()
+    assert not (tmp_path / "runs/sweep/trials/reports").exists()
+
+
 def test_the_name_of_a_report_says_whose_checkpoint_was_read() -> None:
     config: Any = SimpleNamespace(chosen="", checkpoint="newest")
 
