@@ -37,7 +37,9 @@ class SweepRecord:
         self.budget = Budget(sweep)
         self.decisions: dict[str, dict[int, str]] = defaultdict(dict)
         """The decision for each trial at each step: STOP, PAUSE or CONTINUE."""
-        self.begun: set[str] = set()
+        self._begun: set[str] = set()
+        """Trials that this start has begun, and ``_begun_before``: those that an earlier one has."""
+        self._begun_before: set[str] = set()
         self.stops: dict[str, str] = {}
         """By trial: why an earlier start stopped it, if that start was killed before the trial ended."""
         self.busy: set[str] = set()
@@ -68,7 +70,7 @@ class SweepRecord:
             if trial is None:
                 continue
             if event["event"] == "begin":
-                self.begun.add(trial.id)
+                self._begun_before.add(trial.id)
             elif event["event"] == "result":
                 self.decisions[trial.id][event["step"]] = event["decision"]
                 self._count(trial, event["step"], event["value"])
@@ -107,15 +109,16 @@ class SweepRecord:
         if self.closed():
             self._stop(trial).ask()
             return
-        if trial.id not in self.begun:
-            print(f"trial {trial.id} begins: {trial.described()}", flush=True)
+        if trial.id not in self._begun:
+            word = "continues" if trial.id in self._begun_before else "begins"
+            print(f"trial {trial.id} {word}: {trial.described()}", flush=True)
         trial.status = "running"
         trial.recorded = ""
         if trial.id not in self.busy:  # a trial that starts again keeps a request to leave that it has not heard yet
             self._stop(trial).clear()
         self.sweep.save(trial)
         self.sweep.note(event="begin", trial=trial.id, time=time.time())
-        self.begun.add(trial.id)
+        self._begun.add(trial.id)
         self.busy.add(trial.id)
         self._since[trial.id] = time.monotonic()
         self._tails[trial.id] = Tail(self.sweep.run_folder(trial).place / "metrics.jsonl")

@@ -7,6 +7,7 @@ import math
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,14 @@ def test_a_person_who_stops_a_trial_is_heard_though_its_workers_die(here: Make) 
     record.died(trial, "a worker died")
     record.ended(trial, "stopped")
     assert trial.status == "stopped" and "a file `stop`" in trial.reason
+
+
+def test_a_trial_that_an_earlier_start_began_continues(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("begins", "continues"):
+        record = SweepRecord(here(*GRID).sweep)
+        record.begin(record.sweep.trials["001"])
+        record.begin(record.sweep.trials["001"])  # again in the same start
+        assert capsys.readouterr().out.count(f"trial 001 {word}: ") == 1
 
 
 def test_workers_that_die_without_progress_fail_their_trial(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
