@@ -17,7 +17,7 @@ from recur_models.decoding import begin, read
 from recur_models.gated_delta import gated_delta_rule
 from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
-from recur_models.mixers import MixerName, MixersConfig
+from recur_models.mixers import READERS, MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
 from recur_models.rwkv7 import MIN_LOG_DECAY, generalised_delta_rule
 
@@ -312,8 +312,8 @@ def test_an_option_that_no_layer_reads_is_refused(option: str) -> None:
         config.check_new()
 
 
-@pytest.mark.parametrize("name", ["delta", "mamba2"])
-def test_a_convolution_sees_nothing_of_an_earlier_document(name: Literal["delta", "mamba2"]) -> None:
+@pytest.mark.parametrize("name", READERS["conv"])
+def test_a_convolution_sees_nothing_of_an_earlier_document(name: MixerName) -> None:
     """The smallest block: the convolution of the second block's first token reaches back to the first block's first."""
     sizes: dict[str, Any] = {"layers": (name,), "d_model": 16, "heads": 2, "key_dim": 4, "value_dim": 4, "mlp_dim": 8}
     torch.manual_seed(0)
@@ -329,7 +329,7 @@ def test_a_convolution_sees_nothing_of_an_earlier_document(name: Literal["delta"
     MixersConfig(**sizes | {"layers": ("mlstm", "window")}, window=2, chunk=2, conv=4)  # these have no convolution
 
 
-@pytest.mark.parametrize("mixer", ["delta", "mamba2", "mlstm", "retention", "rwkv7"])
+@pytest.mark.parametrize("mixer", [name for name in get_args(MixerName) if name != "window"])
 def test_a_state_of_bfloat16_weights_is_the_same_token_by_token(mixer: MixerName) -> None:
     torch.manual_seed(0)
     config = MixersConfig(layers=(mixer,), d_model=32, heads=4, key_dim=8, value_dim=8, mlp_dim=16, window=64, chunk=16)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 from pipelines.config.run import ModelSettings
 from pipelines.presets import PRESETS
 from recur_models import LSTMConfig, MixersConfig
+from recur_models.mixers import MixerName
 from studies.names import NAMES_PRESETS
 from studies.papers import PAPERS
 from studies.papers.measuring import written_per_second
@@ -31,9 +34,8 @@ def test_models_on_text_have_as_many_parameters() -> None:
 
 
 def test_each_of_todays_models_has_presets_of_all_sizes() -> None:
-    today = {"delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window", "mamba2-window", "rmt", "armt"}
-    mixers = today - {"rmt", "armt"}
-    for name in today:
+    mixers = {*get_args(MixerName), "delta-window", "mamba2-window"} - {"window"}
+    for name in mixers | {"rmt", "armt"}:
         large = f"pg19-mixers-{name}" if name in mixers else f"pg19-{name}"
         assert {f"tiny-bytes-{name}", f"small-{name}", large, f"{large}-400M"} <= PRESETS.keys()
 
