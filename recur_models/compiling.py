@@ -9,6 +9,7 @@ The results are the same to rounding, forward and backward, State and loss. By m
   unrolled over their windows.
 - The staircases, transformer-xl and universal-transformer share code between layers. A staircase has other code for a step that
   crosses documents, and for each number of chunks that drain.
+- slstm in a stack of mixers is one graph, unrolled over all tokens.
 - An lstm's layer is torch's own kernel behind a break of the graph.
 - feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
 - memorizing breaks its graph at each block, where it asks how full its memory is.

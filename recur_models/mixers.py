@@ -1,4 +1,4 @@
-"""A stack of layers whose mixers are exchangeable: gated delta rule, Mamba-2, mLSTM, retention, RWKV-7, window, in any order.
+"""A stack of layers whose mixers are exchangeable: gated delta rule, Mamba-2, mLSTM, retention, RWKV-7, sLSTM, window.
 
     MixersConfig(layers=("delta", "delta", "window")).build(vocab_size=257)
 
@@ -27,15 +27,17 @@ from recur_models.mixer_stack import StackLayer, StackModel
 from recur_models.mlstm import MatrixLSTM
 from recur_models.protocol import ModelConfig, check_sizes
 from recur_models.rwkv7 import MAX_TOKENS, RWKV7
+from recur_models.slstm import ScalarLSTM
 from recur_models.window_mixer import WindowMixer
 
-MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "window"]
+MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "window"]
 MIXERS: dict[MixerName, type[Mixer]] = {
     "delta": GatedDelta,
     "mamba2": Mamba2,
     "mlstm": MatrixLSTM,
     "retention": Retention,
     "rwkv7": RWKV7,
+    "slstm": ScalarLSTM,
     "window": WindowMixer,
 }
 
@@ -47,20 +49,20 @@ READERS: dict[str, tuple[MixerName, ...]] = {
     "output_gate": ("delta",),
     "head_norm": ("delta",),
     "rotary": ("retention",),
-    "conv": ("delta", "mamba2"),
+    "conv": ("delta", "mamba2", "slstm"),
 }
 """Options that change the model, and the mixers that read each. A new run with an option that no mixer reads is refused."""
 
 
 @dataclass(frozen=True)
 class MixersConfig(ModelConfig):
-    """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, rwkv7, window."""
+    """Layers with exchangeable mixers: delta, mamba2, mlstm, retention, rwkv7, slstm, window."""
 
     name: ClassVar[str] = "mixers"
 
     layers: tuple[MixerName, ...] = ("delta", "delta", "delta", "delta")
-    """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), rwkv7, window (sliding
-    window)."""
+    """The mixer of each layer: delta (gated delta rule), mamba2, mlstm, retention (fixed decays), rwkv7, slstm, window
+    (sliding window)."""
     d_model: int = 96
     """Width of the residual stream."""
     heads: int = 3
@@ -68,15 +70,16 @@ class MixersConfig(ModelConfig):
     key_dim: int = 24
     """Size of a key and a query of one head; in Mamba-2 the size N of its state."""
     value_dim: int = 48
-    """Size of a value of one head. A window's values have the size of its keys."""
+    """Size of a value of one head, and of a head of slstm. A window's values have the size of its keys."""
     mlp_dim: int = 280
     """Hidden size of the gated MLP; 0: there is none."""
     window: int = 64
     """Tokens in a block, and tokens that a window sees."""
     chunk: int = 64
-    """Tokens that recurrent mixers compute at once: divides the window. It changes speed and memory, and no result."""
+    """Tokens that recurrent mixers compute at once: divides the window. It changes speed and memory, and no result. slstm
+    computes tokens one by one."""
     conv: int = 4
-    """Tokens that the short convolution of delta and mamba2 sees."""
+    """Tokens that the short convolution of delta, mamba2 and slstm sees."""
     decays: bool = True
     """Whether delta forgets by a gate; without it, it is DeltaNet."""
     negative_eigenvalues: bool = False

@@ -54,12 +54,13 @@ MODELS: dict[str, ModelSettings] = {
     "mlstm": MixersConfig(layers=("mlstm",) * 2, mlp_dim=262, **MIXER),
     "retention": MixersConfig(layers=("retention",) * 2, rotary=True, mlp_dim=264, **MIXER),
     "rwkv7": MixersConfig(layers=("rwkv7",) * 2, mlp_dim=268, **MIXER),
+    "slstm": MixersConfig(layers=("slstm",) * 2, mlp_dim=240, **MIXER | {"value_dim": 32}),
     "rmt": RMTConfig(layers=3, memory_tokens=8, mlp_dim=262, **SIZE),
     "armt": ARMTConfig(layers=3, memory_tokens=4, memory_dim=6, unit_keys=True, mlp_dim=224, **SIZE),
     "delta-window": MixersConfig(layers=("delta", "window"), mlp_dim=292, **MIXER),
     "mamba2-window": MixersConfig(layers=("mamba2", "window"), mlp_dim=270, **MAMBA2),
 }
-"""Models by name; the mixers have two layers each, and States of equal size."""
+"""Models by name; the mixers have two layers each, and States of equal size, but for slstm's vectors."""
 TRAINING = TrainConfig(
     model=MODELS["rec"],
     data=DataConfig(corpus="names", lanes=16, segment_length=256),

@@ -87,6 +87,7 @@ MODELS: dict[str, ModelSettings] = {
     "mlstm": mixers(("mlstm",), mlp_dim=172),
     "retention": mixers(("retention",), mlp_dim=172, rotary=True),
     "rwkv7": mixers(("rwkv7",), mlp_dim=170),
+    "slstm": mixers(("slstm",), mlp_dim=104),
     "rmt": RMTConfig(**windowed(64, 2, 68), memory_tokens=4),
     "armt": ARMTConfig(**windowed(64, 2, 32), memory_tokens=4, memory_dim=4, unit_keys=True),
     "delta-window": mixers(("delta", "window"), mlp_dim=64, negative_eigenvalues=True, decays=False, conv=1),
@@ -104,6 +105,7 @@ MODELS_FOR_RECALL = MODELS | {
     "mlstm": mixers(("mlstm",) * 2, mlp_dim=40),
     "retention": mixers(("retention",) * 2, mlp_dim=42, rotary=True),
     "rwkv7": mixers(("rwkv7",) * 2, mlp_dim=42),
+    "slstm": mixers(("slstm",) * 2, value_dim=24, mlp_dim=22),
     "delta-window": mixers(("delta", "window"), mlp_dim=60),
 }
 """Models by name for recall: mixers have two layers, and the gates and convolutions of their papers. A value stands behind its key,
@@ -124,7 +126,7 @@ MODELS_FOR_MANY_PAIRS = MODELS_FOR_RECALL | {
     "delta-window": mixers(("delta", "window"), **LARGE, mlp_dim=30),
     "mamba2-window": mixers(("mamba2", "window"), **LARGE, mlp_dim=30),
 }
-"""Models by name for recall of 64 pairs. Mixers have 4,096 numbers of matrix State a layer, four times as many as in
+"""Models by name for recall of 64 pairs. Mixers with a matrix State have 4,096 numbers of it a layer, four times as many as in
 `MODELS_FOR_RECALL`, with which delta had 78 % wrong after 3,000 steps; with two keys 2,304, three times as many. Transformer-XL and
 the universal transformer see a whole document."""
 MODELS_FOR_STEPS = MODELS_FOR_RECALL | {

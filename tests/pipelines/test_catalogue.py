@@ -63,7 +63,13 @@ def found(*words: str) -> list[str]:
 
 
 def test_search_takes_parts_of_names_models_and_corpora_patterns_and_words_of_the_line() -> None:
-    assert found("walk", "lstm") == ["tiny-walk-lstm", "tiny-walk-rec-lstm-dual", "tiny-walk-mlstm", "walk-lstm"]
+    assert found("walk", "lstm") == [
+        "tiny-walk-lstm",
+        "tiny-walk-rec-lstm-dual",
+        "tiny-walk-mlstm",
+        "tiny-walk-slstm",
+        "walk-lstm",
+    ]
     assert found("LLAMA", "text") == ["small-llama-rec", "small-llama"]
     assert found("pg19-scale-*") == [name for name in PRESETS if name.startswith("pg19-scale-")]
     assert found("yoshida", "rec", "overlap-50", "tiny") == [

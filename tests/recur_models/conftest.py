@@ -67,6 +67,7 @@ def small_configs() -> dict[str, ModelConfig]:
     configs["mixers-rotary"] = MixersConfig(**mixer, layers=("retention", "window"), chunk=2, rotary=True)
     configs["mixers-rwkv7"] = MixersConfig(**mixer, layers=("rwkv7", "window"), chunk=2)
     configs["mixers-rwkv7-negative"] = MixersConfig(**mixer, layers=("rwkv7", "rwkv7"), negative_eigenvalues=True)
+    configs["mixers-slstm"] = MixersConfig(**mixer, layers=("slstm", "window"))
     configs["rmt"] = RMTConfig(**SIZE | {"layers": 2}, memory_tokens=3)
     configs["armt"] = ARMTConfig(**SIZE | {"layers": 2}, memory_tokens=3, memory_dim=16)
     core: dict[str, Any] = {**SIZE, "layers": 2}

@@ -178,6 +178,33 @@ class NaiveMixers:
         y = torch.stack(outputs).unflatten(0, (H, len(x))).movedim(0, 1).flatten(1)
         return y @ p["out.weight"].T
 
+    def slstm(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
+        H = self.config.heads
+        V = self.config.value_dim
+        x = norm(x, p["norm.scale"])
+        from_token = x @ p["inward.weight"].T + p["inward.bias"]
+        from_convolved = self.convolved(p, x) @ p["gates.weight"].T + p["gates.bias"]
+        outputs = []
+        for head in range(H):
+            zo = from_token[:, head * 2 * V : (head + 1) * 2 * V]
+            gates = from_convolved[:, head * 2 * V : (head + 1) * 2 * V]
+            c = torch.zeros(V)
+            n = torch.zeros(V)
+            h = torch.zeros(V)
+            heads = []
+            for t in range(len(x)):
+                mixed = h @ p["recurrent_HVZ"][head]
+                z = torch.tanh(zo[t, :V] + mixed[:V])
+                o = torch.sigmoid(zo[t, V:] + mixed[V : 2 * V])
+                i = torch.exp(gates[t, :V] + mixed[2 * V : 3 * V])
+                f = torch.sigmoid(gates[t, V:] + mixed[3 * V :])
+                c = f * c + i * z
+                n = f * n + i
+                h = o * c / n
+                heads.append(h)
+            outputs.append(norm(torch.stack(heads), p["head_norm.scale"]))
+        return torch.cat(outputs, -1) @ p["out.weight"].T
+
     def window(self, p: dict[str, Tensor], x: Tensor) -> Tensor:
         W = self.config.window
         part = under(p, "project.")

@@ -15,7 +15,7 @@ from tests.recur_models.naive_memory_tokens import NaiveARMT, NaiveRMT
 from tests.recur_models.naive_mixers import NaiveMamba2, NaiveMixers
 
 VOCAB = 31
-BEGIN_AT_ZERO = ("association.value.weight", "first_DR", "norm_bias_Z")
+BEGIN_AT_ZERO = ("association.value.weight", "first_DR", "norm_bias_Z", "recurrent_HVZ")
 """Parameters that do nothing before training."""
 
 

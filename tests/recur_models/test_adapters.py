@@ -83,7 +83,7 @@ NAMES = (
         "universal-masked",
     ),
     *("feedback_transformer-zeros", "feedback_transformer-masked"),
-    *("mixers-householders", "mixers-mamba2", "mixers-mlstm"),
+    *("mixers-householders", "mixers-mamba2", "mixers-mlstm", "mixers-slstm"),
     *("rmt", "armt"),
     *("gpt2-overlap-2", "gpt2_rec-overlap-2"),
     *("llama-overlap-2", "llama_rec-overlap-2"),

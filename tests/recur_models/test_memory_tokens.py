@@ -46,8 +46,8 @@ def test_outputs_and_gradients_are_those_of_the_restatement(name: str) -> None:
 
 CARRYING = [
     "mixers-delta", "mixers-householders", "mixers-mamba2", "mixers-mlstm", "mixers-rotary", "mixers-rwkv7",
-    "rec-lstm-dual-paper", "feedback-two-layers-meliad", "lstm", "staircase-masked", "cached_staircase-masked",
-    "feedback_transformer-zeros", "gpt2_rec-overlap-2", "llama_rec-layers",
+    "mixers-slstm", "rec-lstm-dual-paper", "feedback-two-layers-meliad", "lstm", "staircase-masked",
+    "cached_staircase-masked", "feedback_transformer-zeros", "gpt2_rec-overlap-2", "llama_rec-layers",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from recur_models.linear_attention import decayed_attention
 from recur_models.mixers import READERS, MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
 from recur_models.rwkv7 import MIN_LOG_DECAY, generalised_delta_rule
+from recur_models.slstm import scalar_memory
 
 B = 2
 T = 50
@@ -219,6 +220,50 @@ def test_the_matrix_memory_is_that_of_transformers() -> None:
     others = gradients((theirs.transpose(1, 2), torch.cat([C, n[..., None]], -1)), used)
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_scalar_memory_is_its_recurrence_without_a_stabiliser(dtype: torch.dtype) -> None:
+    """Also where input gates reach from e^−100 to e^100. Lane 1 begins a document at the last of three blocks."""
+    torch.manual_seed(9)
+    gates = torch.randn(B, 48, H, 4 * V, dtype=torch.float64)
+    gates[..., 2 * V : 3 * V] *= 30
+    drawn = {
+        "gates": gates,
+        "recurrent": torch.randn(H, V, 4 * V, dtype=torch.float64) / V**0.5,
+        "h": torch.randn(B, H, V, dtype=torch.float64),
+        "c": torch.randn(B, H, V, dtype=torch.float64),
+        "n": torch.rand(B, H, V, dtype=torch.float64) + 0.5,
+    }
+    given = {name: tensor.requires_grad_() for name, tensor in drawn.items()}
+    m = torch.randn(B, H, V, dtype=torch.float64)
+    fresh_BK = torch.tensor([[False] * 3, [False, False, True]])
+    gates, recurrent, h, c, n = given.values()
+    arguments = (gates, recurrent, torch.stack([h, c, n], 1), m)
+    ours, states, scale = scalar_memory(*(each.to(dtype) for each in arguments), fresh_BK=fresh_BK)
+    c = c * m.exp()
+    n = n * m.exp()
+    outputs = []
+    for t in range(48):
+        if t in (0, 16, 32):
+            h, c, n = (each * ~fresh_BK[:, t // 16, None, None] for each in (h, c, n))
+        z, o, i, f = (gates[:, t] + torch.einsum("bhv,hvz->bhz", h, recurrent)).chunk(4, -1)
+        c = torch.sigmoid(f) * c + i.exp() * torch.tanh(z)
+        n = torch.sigmoid(f) * n + i.exp()
+        h = torch.sigmoid(o) * c / n
+        outputs.append(h)
+    theirs = torch.stack(outputs, 1)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(states[:, 0], ours[:, -1], rtol=0, atol=0)
+    after = states[:, 1:].double() * scale[:, None].double().exp()
+    torch.testing.assert_close(after / n[:, None], torch.stack([c, n], 1) / n[:, None], rtol=1e-4, atol=tolerance)
+    for mine, other in zip(gradients((ours,), given), gradients((theirs,), given), strict=True):
+        torch.testing.assert_close(mine, other, rtol=10 * tolerance, atol=10 * tolerance)
+    if dtype == torch.float32:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            again, *_ = scalar_memory(*(each.to(dtype) for each in arguments), fresh_BK=fresh_BK)
+        assert torch.equal(again, ours)
 
 
 def before_silu(y: Tensor) -> Tensor:

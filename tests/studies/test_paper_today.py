@@ -58,7 +58,8 @@ def test_large_models_have_as_many_parameters_and_states_of_one_size(names: list
         dict.fromkeys(names, parameters), rel=0.003
     )
     with torch.device("meta"):
-        states = [PRESETS[name].model.build(257).initial_state(1)["layers.0.states"].numel() for name in names]
+        built = [PRESETS[name].model.build(257) for name in names if "slstm" not in name]  # its State is vectors
+    states = [model.initial_state(1)["layers.0.states"].numel() for model in built]
     assert states == pytest.approx([states[0]] * len(states), rel=0.01)  # mLSTM has a normaliser beside
 
 
