@@ -1,6 +1,6 @@
 """Measures what today's mixers cost: a training step against `slide`, its growth with the length, and transformers' own torch code.
 
-    python -m benchmarks.mixer_cost                      about five minutes on one thread
+    python -m benchmarks.mixer_cost                      about eight minutes on one thread
     python -m benchmarks.mixer_cost --mixers delta --rounds 12
 
 All take turns: a round is one step of each, and gives one ratio. Three questions:
@@ -43,7 +43,7 @@ from recur_models.mamba2_model import Mamba2Config
 from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
 
-MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window"]
+MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window"]
 STEPS = ("model", "parameters", "s a step", "/ slide, median (range)", "of the matrix rate", "MiB kept", "× 2", "× 4")
 PAIRS = ("rule or model", "ours, s", "transformers, s", "transformers / ours, median (range)")
 CHUNK = 64
@@ -56,7 +56,7 @@ Pass = Callable[[], Tensor]
 class BenchConfig:
     """Mixers to time, and the sizes."""
 
-    mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7", "delta-window")
+    mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window")
     """Mixers, by the names of the presets small-…"""
     segment: int = 1024
     """Tokens of a segment."""
