@@ -44,7 +44,7 @@ def no_field(config: TrainConfig, field: str) -> str:
     if field in ("model", "model.name"):
         return f"{field} cannot be set: another model has other fields, which its presets set: choose another preset"
     settable = [name for name in flatten(to_json(config)) if name != "model.name"]
-    return f"{config.run} has no field {field!r}: {nearest(field, settable)}"
+    return f"a run of {config.model.name} has no field {field!r}: {nearest(field, settable)}"
 
 
 def changes(config: TrainConfig, base: TrainConfig) -> dict[str, Any]:
