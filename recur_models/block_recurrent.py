@@ -192,7 +192,7 @@ class RecurrentLayer(WindowedLayer):
     ) -> tuple[AttentionInputs, State]:
         """The horizontal direction over the blocks: all that `finish` needs, and the next State.
 
-        ``states``: what `StateDirection.read` made of the states that the only block reads, if that is done.
+        ``states``: what `StateDirection.read` made of ``state["states"]``, if these have begun the only block (`begin_block`).
         """
         tokens = self.tokens.project(x_BKWD)
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
@@ -224,7 +224,8 @@ class RecurrentLayer(WindowedLayer):
         # unbind, since the gradient of an index is as large as the whole segment
         parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
         for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
-            c_BSD = self.begin_block(c_BSD, fresh_B)
+            if states is None:
+                c_BSD = self.begin_block(c_BSD, fresh_B)
             reads.append(self.states.read(c_BSD) if states is None else states)
             c_BSD = self.states.update(c_BSD, reads[-1], k_BHZE, v_BHZE, no_previous_block_B)
         return reads, c_BSD
@@ -260,9 +261,14 @@ class RecWithFeedback(WindowedTransformer):
 
     config: RecConfig
 
+    @property
+    def sharing(self) -> int:
+        """The index of the layer whose states all layers read."""
+        assert self.config.sharing_layer is not None
+        return self.config.sharing_layer
+
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
-        sharing = self.config.sharing_layer
-        assert sharing is not None
+        sharing = self.sharing
         layer = self.layers[sharing]
         advance = self.recomputed("layer", layer.advance)
         finish = self.recomputed("layer", layer.finish)
@@ -274,7 +280,8 @@ class RecWithFeedback(WindowedTransformer):
             fresh_B1 = fresh_BK[:, k : k + 1]
             masked_B1 = None if no_previous_block_BK is None else no_previous_block_BK[:, k : k + 1]
             own = layer_state(sharing, below)
-            states = layer.states.read(layer.begin_block(own["states"], fresh_B1[:, 0]))
+            own["states"] = layer.begin_block(own["states"], fresh_B1[:, 0])
+            states = layer.states.read(own["states"])
             blocks = Blocks(fresh_B1, masked_B1, (states.k[:, None], states.v[:, None]))
             x_B1WD, below = self.run_layers(range(sharing), x_BWD[:, None], below, blocks, windows)
             of_block, own = advance(x_B1WD, own, blocks, states)
@@ -290,6 +297,5 @@ class RecWithFeedback(WindowedTransformer):
         return x_BKWD.flatten(1, 2), after | below | above
 
     def shared_states(self, state: State) -> Projections:
-        sharing = self.config.sharing_layer
-        assert sharing is not None
-        return self.layers[sharing].states.read(layer_state(sharing, state)["states"])
+        own = layer_state(self.sharing, state)
+        return self.layers[self.sharing].states.read(own["states"])

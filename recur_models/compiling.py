@@ -5,8 +5,8 @@
 The results are the same to rounding, forward and backward, State and loss. By model:
 
 - vanilla, slide, xl, rec and mamba2 are one graph without a break.
-- Feedback, rmt and armt are one graph too, but unrolled over all blocks; compiling that takes minutes. gpt2-rec and llama-rec are
-  unrolled over their windows.
+- Feedback, rmt and armt are one graph too, but unrolled over all blocks, feedback only up to the layer that shares its states;
+  compiling that takes minutes. gpt2-rec and llama-rec are unrolled over their windows.
 - The staircases, transformer-xl and universal-transformer share code between layers. A staircase has other code for a step that
   crosses documents, and for each number of chunks that drain.
 - slstm in a stack of mixers is one graph, unrolled over all tokens.

@@ -47,7 +47,7 @@ Forward = TypeVar("Forward", bound=Callable[..., Any])
 LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj|qkv|qkvg|qkvo|kvq|inward|mixer\.[qkv])"
 """The projections that PEFT puts an adapter on where its config names none: its own targets of a GPT-2 (c_attn) and a Llama
 (q_proj, v_proj). In other models: the projections to queries, keys and values, with gates where one matrix makes both; and in a
-Mamba-2 the projection to all inputs of its recurrence (inward)."""
+Mamba-2 the projection to all inputs of its recurrence, in an sLSTM that to z and the output gate (inward)."""
 
 
 def by_layers(forward: Forward) -> Forward:

@@ -49,12 +49,12 @@ from recur_models.protocol import (
 )
 from recur_models.stepping import attend_parts
 from recur_models.tied_model import TiedModel
-from recur_models.token_layer import Part, StackConfig, token_costs
+from recur_models.token_layer import Part, TokenLayersConfig, token_costs
 from recur_models.vanilla import VanillaLayer, buckets_within
 
 
 @dataclass(frozen=True)
-class MemoryTokensConfig(StackConfig):
+class MemoryTokensConfig(TokenLayersConfig):
     """The sizes that both models share."""
 
     memory_tokens: int = 32
@@ -81,7 +81,7 @@ class MemoryTokensConfig(StackConfig):
         return MemoryTokensModel(self, vocab_size)
 
     def stack_costs(self) -> Costs:
-        """As `StackConfig.stack_costs`, with the memory tokens."""
+        """As `TokenLayersConfig.stack_costs`, with the memory tokens."""
         R = self.read_tokens
         S = self.memory_tokens
         W = self.window

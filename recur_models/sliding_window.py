@@ -35,8 +35,8 @@ from recur_models.tied_model import TiedModel
 from recur_models.token_layer import (
     Part,
     Projections,
-    StackConfig,
     TokenLayer,
+    TokenLayersConfig,
     last_block,
     token_costs,
 )
@@ -50,7 +50,7 @@ from recur_models.window import (
 
 
 @dataclass(frozen=True)
-class WindowedConfig(StackConfig):
+class WindowedConfig(TokenLayersConfig):
     """A stack of layers with windowed attention. Configs differ in the layers that they put into it."""
 
     equations: Equations = "meliad"

@@ -89,7 +89,7 @@ class ScalarLSTM(RecurrentMixer):
         self.inward = linear(sizes.d_model, 2 * H * V, bias_std=0.0)  # z̃ and õ
         self.gates = linear(sizes.d_model, 2 * H * V, bias_std=0.0)  # ĩ and f̃
         with torch.no_grad():
-            # f̃ begins from 5 to −7 over a head, as in the middle one of the released code's layers, which differ.
+            # f̃ begins from 5 to −7 over a head, about as in the middle layer of the released code, whose layers differ.
             self.gates.bias.view(H, 2, V)[:, 1] = torch.linspace(5.0, -7.0, V)
         self.recurrent_HVZ = nn.Parameter(torch.zeros(H, V, 4 * V))  # as released
         self.head_norm = RMSNorm(V)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from recur_models.layers import RMSNorm
 from recur_models.losses import tied_output
 from recur_models.protocol import RecurrentModel
-from recur_models.token_layer import StackConfig, dropouts
+from recur_models.token_layer import TokenLayersConfig, dropouts
 
 
 class TiedModel(RecurrentModel):
     """Tied embeddings; logits are divided by √d. A subclass fills `layers`."""
 
-    def __init__(self, config: StackConfig, vocab_size: int):
+    def __init__(self, config: TokenLayersConfig, vocab_size: int):
         super().__init__()
         self.config = config
         self.vocab_size = vocab_size

@@ -27,7 +27,7 @@ from recur_models.window import Window, window_bias
 
 
 @dataclass(frozen=True)
-class StackConfig(ModelConfig):
+class TokenLayersConfig(ModelConfig):
     """The sizes of the models with windowed attention, of `vanilla`, `rmt` and `armt`."""
 
     layers: int = 12
@@ -86,7 +86,7 @@ class Dropouts(NamedTuple):
     """The input of the output layer."""
 
 
-def dropouts(config: StackConfig) -> Dropouts:
+def dropouts(config: TokenLayersConfig) -> Dropouts:
     """The rates of the token direction: `dropout` at the places that `dropout_places` names, else 0."""
     p = config.dropout
     if config.dropout_places == "usual":
@@ -125,7 +125,7 @@ class Projections(NamedTuple):
 class Projector(nn.Module):
     """Norm, then keys, values and one or two sets of queries in one product; queries and keys normalised, queries scaled."""
 
-    def __init__(self, config: StackConfig, cross: bool, dropout: float = 0.0):
+    def __init__(self, config: TokenLayersConfig, cross: bool, dropout: float = 0.0):
         super().__init__()
         self.heads = config.heads
         self.dropout = nn.Dropout(dropout)
@@ -144,13 +144,15 @@ class Projector(nn.Module):
         return Projections(unit_norm(k), v, unit_norm(q_self, self.scale_H), cross)
 
 
-def projector_costs(config: StackConfig, rows: int, cross: bool) -> Costs:
+def projector_costs(config: TokenLayersConfig, rows: int, cross: bool) -> Costs:
     """Costs of a `Projector` over ``rows`` vectors."""
     parts = 4 if cross else 3
     return product(rows, config.d_model, parts * config.width) + scales(config.d_model, (parts - 2) * config.heads)
 
 
-def token_costs(config: StackConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True) -> Costs:
+def token_costs(
+    config: TokenLayersConfig, pairs: int, computed_pairs: int, states: int = 0, position: bool = True
+) -> Costs:
     """Costs of a layer's vertical direction over one block; with ``states``, its tokens also read that many state vectors."""
     d = config.d_model
     W = config.window
@@ -183,7 +185,7 @@ def last_block(tokens: Projections) -> State:
     return {"keys": tokens.k.unbind(1)[-1].clone(), "values": tokens.v.unbind(1)[-1].clone()}
 
 
-def empty_cache(config: StackConfig, lanes: int, like: Tensor) -> State:
+def empty_cache(config: TokenLayersConfig, lanes: int, like: Tensor) -> State:
     """`last_block` before there is one: zeros, of the dtype and device of ``like``."""
     shape = (lanes, config.heads, config.window, config.head_dim)
     return {"keys": like.new_zeros(shape), "values": like.new_zeros(shape)}
@@ -194,7 +196,7 @@ class TokenLayer(nn.Module):
     then the MLP.
     """
 
-    def __init__(self, config: StackConfig, cross: bool, position: bool = True):
+    def __init__(self, config: TokenLayersConfig, cross: bool, position: bool = True):
         super().__init__()
         self.config = config
         self.rates = dropouts(config)

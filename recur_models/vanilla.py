@@ -26,12 +26,12 @@ from recur_models.protocol import (
     layer_state,
 )
 from recur_models.tied_model import TiedModel
-from recur_models.token_layer import Part, StackConfig, TokenLayer, token_costs
+from recur_models.token_layer import Part, TokenLayer, TokenLayersConfig, token_costs
 from recur_models.window import windowed_attention
 
 
 @dataclass(frozen=True)
-class VanillaConfig(StackConfig):
+class VanillaConfig(TokenLayersConfig):
     """Transformer without memory: nothing passes from one window to the next."""
 
     name: ClassVar[str] = "vanilla"
@@ -50,7 +50,7 @@ class VanillaLayer(TokenLayer):
     one_graph = True
     position_bias: PositionBias
 
-    def __init__(self, config: StackConfig):
+    def __init__(self, config: TokenLayersConfig):
         super().__init__(config, cross=False)
 
     def forward(self, x_BKWD: Tensor, bucket_WW: Tensor, unseen_WW: Tensor) -> Tensor:
