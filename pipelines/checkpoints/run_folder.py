@@ -272,10 +272,11 @@ def root_of(folder: Folder, run: str) -> Folder:
     return above
 
 
-def whole_of(run: RunFolder) -> Place:
-    """The place of a run, or of the sweep that it is a trial of."""
+def reports_of(run: RunFolder) -> Place:
+    """The folder of reports beside a run, or beside the sweep that it is a trial of."""
     sweep = run.place.parent.parent
-    return sweep if (sweep / "sweep.json").exists() else run.place
+    beside = sweep if (sweep / "sweep.json").exists() else run.place
+    return beside.parent / "reports"
 
 
 def find_run(text: str | Path) -> tuple[RunFolder, str]:

@@ -26,7 +26,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import is_exported
-from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of, whole_of
+from pipelines.checkpoints.run_folder import RunFolder, find_run, reports_of, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.trained import config_of, find_model, open_split, with_windows
 from pipelines.terminal import cli
@@ -269,7 +269,7 @@ def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Plac
     Raises UserError, before anything is scored, where it cannot be written.
     """
     name = cli.file_name(name if split == "test" else f"{name}-{split}")
-    beside = [] if run is None else [whole_of(run).parent / "reports" / name]
+    beside = [] if run is None else [reports_of(run) / name]
     places = [Place.parse(asked)] if asked else [*beside, Place.parse(HOME) / "reports" / name]
     chosen = first_writable(places)
     if chosen != places[0]:

@@ -38,8 +38,9 @@ class SweepRecord:
         self.decisions: dict[str, dict[int, str]] = defaultdict(dict)
         """The decision for each trial at each step: STOP, PAUSE or CONTINUE."""
         self._begun: set[str] = set()
-        """Trials that this start has begun, and ``_begun_before``: those that an earlier one has."""
+        """Trials that this start has begun."""
         self._begun_before: set[str] = set()
+        """Trials that an earlier start has begun."""
         self.stops: dict[str, str] = {}
         """By trial: why an earlier start stopped it, if that start was killed before the trial ended."""
         self.busy: set[str] = set()

@@ -147,9 +147,9 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         left += max(0, sweep.config.num_samples - len(sweep.trials))
     most = sweep.config.max_trials
     if left and spent:
-        print(f"{spent}: {left} trials are not done; rerun the command with a larger budget to resume them")
+        print(f"{spent}: {counted(left, 'trial')} not done; rerun the command with a larger budget to resume")
     elif left and most and sum(trial.over for trial in sweep.trials.values()) >= most:
-        print(f"--max-trials {most}: {counted(left, 'trial')} not begun; rerun the command with more to train them too")
+        print(f"--max-trials {most}: {counted(left, 'trial')} left; rerun the command with more to train them too")
     failed = sum(trial.status == "failed" for trial in sweep.trials.values())
     if failed:
         print(

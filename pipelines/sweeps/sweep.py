@@ -120,7 +120,7 @@ class Sweep:
         ours = self._identity()
         for key in ours | theirs:
             if ours.get(key) != theirs.get(key):
-                grow = " (begin a sweep that may grow with many --num-samples, and raise its --max-trials)"
+                grow = " (a sweep that may grow begins with more --num-samples, limited by --max-trials, which can be raised)"
                 raise UserError(
                     f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
                     f"{ours.get(key)}: choose another --run{grow if key == 'num_samples' else ''}"

@@ -186,7 +186,8 @@ def test_a_folder_of_something_else_is_refused(
     with pytest.raises(ValueError, match="holds another sweep, with steps=20, and this command says 10"):
         here("lr", "--steps", "10")
     with pytest.raises(
-        UserError, match=r"num_samples=\d+, and .* 99: choose another --run \(begin .* raise its --max-trials\)"
+        UserError,
+        match=r"num_samples=\d+, and .* 99: choose another --run \(a sweep that may grow .* by --max-trials, which",
     ):
         here("lr", "--num-samples", "99")
     (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)

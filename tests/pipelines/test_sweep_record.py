@@ -220,11 +220,11 @@ def test_a_budget_that_is_spent_says_what_it_leaves(here: Make, capsys: pytest.C
     record.add(sweep.trials["000"], 20, 5.0, "CONTINUE")
     record.ended(sweep.trials["000"], "finished")
     conclude(sweep, spent)
-    assert f"{spent}: 2 trials are not done" in capsys.readouterr().out  # which have not been drawn
+    assert f"{spent}: 2 trials not done" in capsys.readouterr().out  # which have not been drawn
     conclude(sweep)
-    assert "not begun" not in capsys.readouterr().out  # a stopper has ended it, or the searcher has no more
+    assert "--max-trials" not in capsys.readouterr().out  # a stopper has ended it, or the searcher has no more
     conclude(replace(sweep, config=replace(sweep.config, max_trials=1)))
-    assert "--max-trials 1: 2 trials not begun; rerun the command with more" in capsys.readouterr().out
+    assert "--max-trials 1: 2 trials left; rerun the command with more" in capsys.readouterr().out
 
 
 def test_lines_that_are_no_events_and_copies_of_trials_are_passed_over(here: Make) -> None:
