@@ -224,10 +224,12 @@ class RecurrentLayer(WindowedLayer):
         # unbind, since the gradient of an index is as large as the whole segment
         parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
         for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
-            if states is None:
+            read = states
+            if read is None:
                 c_BSD = self.begin_block(c_BSD, fresh_B)
-            reads.append(self.states.read(c_BSD) if states is None else states)
-            c_BSD = self.states.update(c_BSD, reads[-1], k_BHZE, v_BHZE, no_previous_block_B)
+                read = self.states.read(c_BSD)
+            reads.append(read)
+            c_BSD = self.states.update(c_BSD, read, k_BHZE, v_BHZE, no_previous_block_B)
         return reads, c_BSD
 
     def begin_block(self, c_BSD: Tensor, fresh_B: Tensor) -> Tensor:
