@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import RMSNorm, linear, upcast
@@ -22,6 +23,94 @@ from recur_models.protocol import State
 
 EMPTY = -1e30
 """The stabiliser m of an empty memory. The first token's ĩ exceeds it, so n is at least 1 from then on."""
+
+
+class ScalarMemory(torch.autograd.Function):
+    """Autograd function of `scalar_memory`. A graph of each token's operations would take longer, and keep much more."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        gates_BTHZ: Tensor,
+        recurrent_HVZ: Tensor,
+        states_B3HV: Tensor,
+        scale_BHV: Tensor,
+        fresh_BK: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # z̃, õ, ĩ and f̃ become z, o, i / exp(m_t) and f exp(m_{t−1} − m_t) in place.
+        gates_THBZ = gates_BTHZ.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
+        h, c, n = states_B3HV.permute(1, 2, 0, 3).unbind(0)
+        m = scale_BHV.transpose(0, 1)
+        block = len(gates_THBZ) // fresh_BK.shape[1]
+        before: list[Tensor] = []
+        log_f: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for t, gates_HBZ in enumerate(gates_THBZ.unbind(0)):
+            if t % block == 0:
+                fresh_B1 = fresh_BK[:, t // block, None]
+                h, c, n = (x.masked_fill(fresh_B1, 0.0) for x in (h, c, n))
+                m = m.masked_fill(fresh_B1, EMPTY)
+            before += [h, c, n]
+            z, o, i, f = torch.baddbmm(gates_HBZ, h, recurrent_HVZ, out=gates_HBZ).chunk(4, -1)
+            log_f.append(nn.functional.logsigmoid(f))
+            log_kept = log_f[-1] + m
+            m = torch.maximum(log_kept, i)
+            written = i.sub_(m).exp_()
+            kept = f.copy_(log_kept.sub_(m)).exp_()
+            c = torch.addcmul(kept * c, written, z.tanh_())
+            n = torch.addcmul(written, kept, n)
+            h = o.sigmoid_() * c / n
+            outputs.append(h)
+        h_THBV = torch.stack(outputs)
+        before_T3HBV = torch.stack(before).unflatten(0, (-1, 3))
+        ctx.save_for_backward(gates_THBZ, torch.stack(log_f), before_T3HBV, h_THBV, recurrent_HVZ, fresh_BK)  # pyrefly: ignore
+        scale_BHV = m.transpose(0, 1).contiguous()
+        ctx.mark_non_differentiable(scale_BHV)  # pyrefly: ignore
+        return h_THBV.permute(2, 0, 1, 3), torch.stack([h, c, n]).permute(2, 0, 1, 3), scale_BHV
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyrefly: ignore
+        ctx: FunctionCtx, grad_h_BTHV: Tensor, grad_states_B3HV: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        gates_THBZ, log_f, before_T3HBV, h, recurrent_HVZ, fresh_BK = ctx.saved_tensors  # pyrefly: ignore
+        z, o, written, kept = gates_THBZ.chunk(4, -1)
+        h_before, c_before, n_before = before_T3HBV.unbind(1)
+        # Derivatives of each token's c, n and h, for all tokens at once. h does not depend on m, which counts as a constant.
+        n = torch.addcmul(written, kept, n_before)
+        f_of_gate = -torch.expm1(log_f) * kept
+        c_and_n_of_before = kept.unbind(0)
+        h_of_c_and_n = torch.stack([o / n, -h / n], 1).unbind(0)
+        c_of_z = (written * (1 - z * z))[..., None, :].unbind(0)
+        h_of_o = (h * (1 - o))[..., None, :].unbind(0)
+        c_of_i_and_f = torch.stack([written * z, f_of_gate * c_before], -2).unbind(0)
+        n_of_i_and_f = torch.stack([written, f_of_gate * n_before], -2).unbind(0)
+
+        grad_gates: list[Tensor] = []
+        grad_outputs = grad_h_BTHV.permute(1, 2, 0, 3).unbind(0)
+        grad_states_3HBV = grad_states_B3HV.permute(1, 2, 0, 3).clone()
+        grad_h = grad_states_3HBV[0]
+        grad_c_and_n = grad_states_3HBV[1:]
+        grad_c, grad_n = grad_c_and_n[..., None, :].unbind(0)
+        recurrent_HZV = recurrent_HVZ.transpose(1, 2)
+        block = len(gates_THBZ) // fresh_BK.shape[1]
+        for t in reversed(range(len(gates_THBZ))):
+            grad_h = grad_h + grad_outputs[t]
+            grad_c_and_n.addcmul_(grad_h, h_of_c_and_n[t])
+            grad_z = grad_c * c_of_z[t]
+            grad_o = grad_h[..., None, :] * h_of_o[t]
+            grad_i_and_f = (grad_c * c_of_i_and_f[t]).addcmul_(grad_n, n_of_i_and_f[t])
+            grad_gates.append(torch.cat([grad_z, grad_o, grad_i_and_f], -2).flatten(-2))
+            grad_h = torch.bmm(grad_gates[-1], recurrent_HZV)
+            grad_c_and_n.mul_(c_and_n_of_before[t])
+            if t % block == 0:
+                fresh_B1 = fresh_BK[:, t // block, None]
+                grad_h.masked_fill_(fresh_B1, 0.0)
+                grad_c_and_n.masked_fill_(fresh_B1, 0.0)
+        grad_gates_THBZ = torch.stack(grad_gates[::-1])
+        grad_recurrent_HVZ = h_before.permute(1, 3, 0, 2).flatten(2) @ grad_gates_THBZ.transpose(0, 1).flatten(1, 2)
+        grad_states_B3HV = torch.stack([grad_h, *grad_c_and_n]).permute(2, 0, 1, 3)
+        return grad_gates_THBZ.permute(2, 0, 1, 3), grad_recurrent_HVZ, grad_states_B3HV, None, None
 
 
 @without_autocast
@@ -40,38 +129,28 @@ def scalar_memory(
         gates: what the tokens add to z̃, õ, ĩ and f̃: [B, T, H, 4V].
         recurrent: weights of what h adds to them: [H, V, 4V].
         initial_states: h, c and n, the latter two divided by exp(m): [B, 3, H, V].
-        initial_scale: m [B, H, V], `EMPTY` before a document.
+        initial_scale: m [B, H, V], `EMPTY` before a document. It has no gradient.
         fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
         valid_BT: bool, False at padding, which leaves the state as it is; None where all tokens are valid.
 
     Returns:
         h [B, T, H, V], and the states [B, 3, H, V] and m [B, H, V] after the last token, in float32 or float64.
     """
-    gates_KWHBZ = upcast(gates).permute(1, 2, 0, 3).contiguous().unflatten(0, (fresh_BK.shape[1], -1))
-    recurrent_HVZ = recurrent.to(gates_KWHBZ.dtype)
-    h, c, n = initial_states.to(gates_KWHBZ.dtype).permute(1, 2, 0, 3).unbind(0)
-    m = initial_scale.to(gates_KWHBZ.dtype).transpose(0, 1)
+    gates_BTHZ = upcast(gates)
+    weights_and_states = (each.to(gates_BTHZ.dtype) for each in (recurrent, initial_states, initial_scale))
+    recurrent_HVZ, states, scale = weights_and_states
+    if valid_BT is None:
+        return ScalarMemory.apply(gates_BTHZ, recurrent_HVZ, states, scale, fresh_BK)  # pyrefly: ignore
     outputs = []
-    for fresh_B1, block in zip(fresh_BK[..., None].unbind(1), gates_KWHBZ.unbind(0), strict=True):
-        h, c, n = (x.masked_fill(fresh_B1, 0.0) for x in (h, c, n))
-        m = m.masked_fill(fresh_B1, EMPTY)
-        for gates_HBZ in block.unbind(0):
-            before = h, c, n, m
-            z, o, i, f = torch.baddbmm(gates_HBZ, h, recurrent_HVZ).chunk(4, -1)
-            log_kept = nn.functional.logsigmoid(f) + m
-            with torch.no_grad():  # h does not depend on m
-                m = torch.maximum(log_kept, i)
-            kept = (log_kept - m).exp()
-            written = (i - m).exp()
-            c = torch.addcmul(kept * c, written, torch.tanh(z))
-            n = torch.addcmul(written, kept, n)
-            h = torch.sigmoid(o) * c / n
-            if valid_BT is not None:
-                valid_B1 = valid_BT[:, len(outputs), None]
-                h, c, n, m = (torch.where(valid_B1, new, old) for new, old in zip((h, c, n, m), before, strict=True))
-            outputs.append(h)
-    states_B3HV = torch.stack([x.transpose(0, 1) for x in (h, c, n)], 1)
-    return torch.stack(outputs, 1).permute(2, 1, 0, 3), states_B3HV, m.transpose(0, 1)
+    block = gates_BTHZ.shape[1] // fresh_BK.shape[1]
+    for t, gates_B1HZ in enumerate(gates_BTHZ.split(1, 1)):
+        fresh_B1 = fresh_BK[:, t // block, None] & (t % block == 0)
+        h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, scale, fresh_B1)  # pyrefly: ignore
+        valid_B11 = valid_BT[:, t, None, None]
+        states = torch.where(valid_B11[..., None], after[0], states)
+        scale = torch.where(valid_B11, after[1], scale)
+        outputs.append(h_B1HV)
+    return torch.cat(outputs, 1), states, scale
 
 
 class ScalarLSTM(RecurrentMixer):
