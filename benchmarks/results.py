@@ -258,7 +258,7 @@ def render(study: Study, folder: Path = FOLDER) -> str:
     for summary in study.summaries:
         blocks.append(f"## {summary.name}")
         try:
-            table = _table(summary.headings(), summary.rows(study.models, _finder(study, folder)))
+            table = _table(summary.headings(), summary.rows(study.models, finder(study, folder)))
         except UserError:
             raise
         except ValueError as error:
@@ -274,7 +274,7 @@ def render(study: Study, folder: Path = FOLDER) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _finder(own: Study, folder: Path) -> Callable[[str, str], Record]:
+def finder(own: Study, folder: Path) -> Callable[[str, str], Record]:
     """A function that finds the newest record of a name, in the study of a name; "" is the study itself."""
 
     def find(study: str, name: str) -> Record:

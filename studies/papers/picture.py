@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_RADIUS = 20.0
 """Radius of a panel's largest circle, in points."""
+CLOSE = 0.1
+"""Part of a panel's width or height within which points share one list of names."""
 MARKERS = "os^D"
 """Shapes of the points; the next is taken when the colours are used up."""
 
@@ -59,7 +61,7 @@ def plot(results: Results, path: Path) -> Path:
     high = max(0.5 * len(results.table.rows) + 2, 4.4)  # less, and no room is left for axes
     size = (max(4.6 * len(columns), 6), 3.75 * len(whose)) if results.table.x else (2.6 * len(columns) + 2, high)
     if is_crowded(results):
-        size = (size[0] + 3, 1.6 * size[1])
+        size = (size[0] + 1, 1.6 * size[1])
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not results.table.x)
     said = {"paper": "paper", "ours": f"ours, {results.source}"}
@@ -74,7 +76,7 @@ def plot(results: Results, path: Path) -> Path:
 
 
 def is_crowded(results: Results) -> bool:
-    """Whether the legend names so many series that it would cover them."""
+    """Whether there are so many series that a legend would cover them. Then their names stand beside the points."""
     return bool(results.table.x) and len({row.series for row in results.table.rows}) > 2 * len(COLOURS)
 
 
@@ -123,10 +125,12 @@ def draw(results: Results, axes: Axes, column: Column, of_paper: bool) -> None:
         _scale_x(axes, [point.x for points in series.values() for point in points])
         if largest:
             axes.margins(0.12)  # room for circles
-        if any(series):
-            title = f"{results.table.sized}: {results.table.size}, the largest {short(largest)}" if largest else None
-            aside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)} if is_crowded(results) else {}
-            axes.legend(fontsize=7, title=title, title_fontsize=7, **aside)
+        title = f"{results.table.sized}: {results.table.size}, the largest {short(largest)}" if largest else ""
+        if is_crowded(results):
+            axes.set_title(title, loc="right", fontsize=7)
+            _name_points(axes, series)
+        elif any(series):
+            axes.legend(fontsize=7, title=title, title_fontsize=7)
     axes.grid(alpha=0.25)
 
 
@@ -167,6 +171,30 @@ def _label_rows(results: Results, axes: Axes) -> None:
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
+
+
+def _name_points(axes: Axes, series: dict[str, list[Point]]) -> None:
+    """Write each series' name beside its first point, on the side where the panel has room. Names of close points form a list."""
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    groups: list[tuple[Point, list[str]]] = []
+    for name, (point, *_) in series.items():
+        for first, names in groups:
+            if abs(point.x - first.x) < CLOSE * (right - left) and abs(point.y - first.y) < CLOSE * (high - low):
+                names.append(name)
+                break
+        else:
+            groups.append((point, [name]))
+    for first, names in groups:
+        is_left = first.x < (left + right) / 2
+        axes.annotate(
+            "\n".join(names),
+            (first.x, first.y),
+            (MAX_RADIUS if is_left else -MAX_RADIUS, 0),
+            textcoords="offset points",
+            ha="left" if is_left else "right",
+            va="center",
+            fontsize=7,
+        )
 
 
 def _scale_x(axes: Axes, xs: list[float]) -> None:
