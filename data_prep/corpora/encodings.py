@@ -87,4 +87,12 @@ def read_utf8(file: Place) -> str:
 
 def text_of_cell(cell: str | bytes, where: str) -> str:
     """The text of a table's cell; bytes are read as UTF-8. Raises CorpusError, with the row, for any other bytes."""
-    return decode_utf8(cell, where) if isinstance(cell, bytes) else cell.removeprefix("\ufeff")
+    if isinstance(cell, bytes):
+        try:
+            cell = cell.decode()
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{where} is not UTF-8: byte 0x{cell[error.start]:02x} at offset {error.start} ({error.reason}); correct it, "
+                "or read another column"
+            ) from None
+    return cell.removeprefix("\ufeff")

@@ -287,10 +287,17 @@ def test_parquet(tmp_path: Path, kind: pa.DataType) -> None:
     assert read_all(keyed)[0] == {row["key"]: row["text"] for row in ROWS}
 
 
-def test_parquet_bytes_that_are_no_text(tmp_path: Path) -> None:
-    rows = [{"text": b"good"}, {"text": b"caf\xe9"}]
+@pytest.mark.parametrize(
+    ("cell", "place"), [(b"caf\xe9", "byte 0xe9 at offset 3"), (b"\xff\xfe\xfa", "byte 0xff at offset 0")]
+)
+def test_parquet_bytes_that_are_no_text(tmp_path: Path, cell: bytes, place: str) -> None:
+    """A mark that would give a file's encoding gives no cell's."""
+    rows = [{"text": b"\xef\xbb\xbfgood"}, {"text": cell}]
     path = parquet(tmp_path / "test.parquet", rows, pa.schema([("text", pa.binary())]))
-    with pytest.raises(CorpusError, match=r"test\.parquet row test\.parquet:2 is not UTF-8: byte 0xe9 at offset 3"):
+    with pytest.raises(
+        CorpusError,
+        match=rf"test\.parquet row test\.parquet:2 is not UTF-8: {place} .*; correct it, or read another column$",
+    ):
         read_all(Parquet(source=str(path)))
 
 
