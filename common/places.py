@@ -330,7 +330,12 @@ class Place:
             raise OSError(error.errno, os.strerror(error.errno), _STAGED.sub("", self.path)) from None
 
     def _info(self) -> pyarrow.fs.FileInfo:
-        return self.filesystem.get_file_info(self.path)
+        try:
+            return self.filesystem.get_file_info(self.path)
+        except (OSError, pa.ArrowException):
+            raise
+        except Exception as error:  # a file system in Python, as that of hf://, raises what its libraries do
+            raise ConnectionError(f"{self.shown} cannot be reached: {str(error).partition(chr(10))[0]}") from None
 
 
 def staged_for(name: str) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +162,15 @@ def test_a_file_that_may_not_be_read_is_named_while_another_is_written(reachable
     written = Place.parse(reachable / "b.txt")
     with ordinary_user(), pytest.raises(PermissionError, match=r"/a\.txt'"), written.writing() as stream:
         stream.write(Place.parse(path).read_bytes())
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence() -> None:
+    """pyarrow opens hf:// with a file system in Python, whose libraries have errors of their own."""
+    ask = "from common.places import Place; Place.parse('hf://datasets/x/y').exists()"
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    found = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert re.search(r"^ConnectionError: hf://datasets/x/y cannot be reached: .*$", found.stderr, re.MULTILINE), (
+        found.stderr
+    )
