@@ -79,10 +79,10 @@ class PrepareConfig:
     Ray task."""
     num_workers: int | None = None
     """Preparation workers: the Ray tasks of one CPU each that read and tokenize documents at the same time; 0 prepares in this
-    process, without Ray. By default the CPUs of this machine, or of the whole cluster; on one machine 0 for less than 4 MB, which
+    process, without Ray. By default the CPUs of this machine, or of the whole cluster; on one machine 0 for less than 64 MB, which
     take less time than Ray takes to start."""
     overwrite: bool = False
-    """Replace splits that were prepared from something else, or that are damaged."""
+    """Remove the splits from the store and prepare them anew, as those that were prepared from something else, or are damaged."""
 
     def __post_init__(self) -> None:
         check_options(self, segment_length=0, part_bytes=1, num_workers=0)
@@ -107,7 +107,7 @@ class PrepareConfig:
         """Ray tasks at a time for so many bytes of text; 0 for none."""
         if self.num_workers is not None:
             return self.num_workers
-        return ray_session.cpus() if size >= 4e6 or ray_session.cluster_address() else 0
+        return ray_session.cpus() if size >= 64e6 or ray_session.cluster_address() else 0
 
 
 def commands() -> dict[str, PrepareConfig]:

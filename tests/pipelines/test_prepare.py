@@ -451,7 +451,7 @@ def test_wrong_words(
 def test_ray_is_started_for_what_takes_longer_than_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     config = commands()["text"]
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert config.workers(3_999_999) == 0 < config.workers(4_000_000)
+    assert config.workers(63_999_999) == 0 < config.workers(64_000_000)
     assert replace(config, num_workers=2).workers(1) == 2
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert config.workers(1) > 0
