@@ -83,7 +83,11 @@ def shards(name: str, source: str, endings: tuple[str, ...], takes: Callable[[st
     return files
 
 
-_NAMED = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
+_NAMED = {
+    "training": "train",
+    **dict.fromkeys(("valid", "val", "dev", "eval", "validate", "evaluation"), "validation"),
+    "testing": "test",
+}
 
 
 def split_named(name: str) -> str | None:
@@ -93,15 +97,32 @@ def split_named(name: str) -> str | None:
     return named[-1] if named else None
 
 
-def split_folders(root: Place) -> dict[str, str]:
-    """The folders that are named as splits, and the split of each: train, validation or test.
+def splits_named(files: Sequence[Listed], split_by: str) -> dict[str, str | None]:
+    """The split that each file's name says; None for every file where none says one, or where ``split_by`` is "hash".
 
-    ``training``, ``valid``, ``val`` and ``dev`` count only beside the folder of another split: alone, such a folder may hold
-    anything. Empty where there is no folder of a split.
+    Raises CorpusError where some files say a split and others do not: the others' documents would be spread over all splits.
+    """
+    named = {file.name: split_named(file.name) if split_by == "file" else None for file in files}
+    if any(named.values()) and not all(named.values()):
+        with_split = next(name for name, split in named.items() if split)
+        without = next(name for name, split in named.items() if not split)
+        raise CorpusError(
+            f"{without} does not say its split in its name, and {with_split} does: rename the former, take it out of the folder, "
+            "or give --split-by hash"
+        )
+    return named
+
+
+def split_folders(root: Place) -> dict[str, str]:
+    """The folders that are named as splits, in any case, and the split of each: train, validation or test.
+
+    Other names of splits (``training``, ``valid``, ``val``, ``dev``…) count only beside the folder of another split: alone, such a
+    folder may hold anything. Empty where there is no folder of a split.
     """
     names = {**_NAMED, **{name: name for name in SPLITS}}
-    found = {listed.name: names[listed.name] for listed in root.list() if listed.is_dir and listed.name in names}
-    return found if len(set(found.values())) > 1 or not found.keys().isdisjoint(SPLITS) else {}
+    folders = [listed.name for listed in root.list() if listed.is_dir]
+    found = {name: names[name.lower()] for name in folders if name.lower() in names}
+    return found if len(set(found.values())) > 1 or any(name.lower() in SPLITS for name in found) else {}
 
 
 def is_link(place: Place) -> bool:

@@ -71,7 +71,10 @@ class GitHub:
     def sources(self, split: str) -> list[Source]:
         """One source for each repository, with the size of the files that are read."""
         root = folder_of(self.name, self.source)
-        repositories = sorted(listed.name for listed in root.list() if listed.is_dir and not is_hidden(listed.name))
+        folders = [listed.name for listed in root.list() if listed.is_dir]
+        if ".git" in folders:
+            raise CorpusError(f"{root} is a repository itself: give --source the folder that holds the repositories")
+        repositories = sorted(name for name in folders if not is_hidden(name))
         if not repositories:
             raise CorpusError(f"{root} holds no folder: give --source the folder that holds the repositories")
         sources = []

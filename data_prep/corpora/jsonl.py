@@ -1,8 +1,8 @@
 """JSON lines, plain or packed (gzip, bzip2, xz, zstd): one file, or a folder of shards such as a data set of a hub once downloaded.
 
-A document is a line, its text in the field `--text-field`. Files whose names say train, validation or test (also valid, val, dev)
-are of that split; in other files the split of a document follows from a hash of its id, which is the file's name and the line's
-number unless `--id-field` names one.
+A document is a line, its text in the field `--text-field`. Files whose names say train, validation or test (also valid, val,
+dev, eval) are of that split. Where no name says a split, that of a document follows from a hash of its id, which is the file's
+name and the line's number unless `--id-field` names one.
 
     python -m pipelines.prepare jsonl --source FOLDER --text-field text --tokenizer sentencepiece:32000
 
@@ -11,7 +11,7 @@ sorted by their discussion.
 
     python -m pipelines.prepare jsonl --source FOLDER --text-field body --thread-field link_id --tokenizer sentencepiece:32000
 
-A packed file is decompressed from its beginning for every part that starts in it: shards of a few hundred MB are best.
+A packed file is decompressed from its beginning for every part that starts in it: shards below a few hundred MB are best.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 
 from common.places import Listed
 from data_prep.corpora.encodings import decode_utf8
-from data_prep.corpora.files import shards, split_named
+from data_prep.corpora.files import shards, splits_named
 from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.spans import Window, line_spans, lines
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, Forward, decompressed, reading
@@ -86,7 +86,7 @@ class JsonLines:
         return name.lower().endswith(ENDINGS) and name.rpartition("/")[2] not in NOT_DATA
 
     def splits_by_hash(self) -> bool:
-        return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
+        return not any(splits_named(self._files(), self.split_by).values())
 
     def sources(self, split: str) -> Sequence[Source]:
         """One source for each document: a line, or the lines of a thread."""
@@ -94,10 +94,11 @@ class JsonLines:
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
         files = self._files()
+        splits = splits_named(files, self.split_by)
         if not self.thread_field:
             self._refuse_lines(files[0])
         for file in files:
-            named = split_named(file.name) if self.split_by == "file" else None
+            named = splits[file.name]
             if named not in (None, split):
                 continue
             if self.id_field or self.title_field or self.thread_field:

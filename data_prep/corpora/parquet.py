@@ -1,8 +1,8 @@
 """Parquet files: one, or a folder of shards such as a data set of a hub once downloaded.
 
-A document is a row, its text in the column `--text-column`. Files whose names say train, validation or test (also valid, val, dev)
-are of that split; in other files the split of a document follows from a hash of its id, which is the file's name and the row's
-number unless `--id-column` names one. A row group is read in batches of about a MiB of text.
+A document is a row, its text in the column `--text-column`. Files whose names say train, validation or test (also valid, val,
+dev, eval) are of that split. Where no name says a split, that of a document follows from a hash of its id, which is the file's
+name and the row's number unless `--id-column` names one. A row group is read in batches of about a MiB of text.
 
     python -m pipelines.prepare parquet --source FOLDER --text-column text --tokenizer sentencepiece:32000
 """
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from common.places import Listed, Place
 from data_prep.corpora.encodings import refuse_packed, text_of_cell
-from data_prep.corpora.files import shards, split_named
+from data_prep.corpora.files import shards, splits_named
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, open_seekable, reading
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
@@ -71,15 +71,17 @@ class Parquet:
         return {"text_column": self.text_column}
 
     def splits_by_hash(self) -> bool:
-        return self.split_by == "hash" or not any(split_named(file.name) for file in self._files())
+        return not any(splits_named(self._files(), self.split_by).values())
 
     def sources(self, split: str) -> Sequence[Source]:
         """One source for each row."""
         found: list[Source] = []
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
-        for file in self._files():
-            named = split_named(file.name) if self.split_by == "file" else None
+        files = self._files()
+        splits = splits_named(files, self.split_by)
+        for file in files:
+            named = splits[file.name]
             if named not in (None, split):
                 continue
             if self.id_column or self.title_column:

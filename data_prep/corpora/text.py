@@ -34,7 +34,7 @@ class Text:
     source: str = ""
     """Folder or bucket to read, with all the folders in it."""
     pattern: str = "*.txt"
-    """File names that count as documents, in whatever folder."""
+    """File names that count as documents, in whatever folder. A pattern without capitals matches names in any case."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """Larger files are left out, and counted."""
 
@@ -53,7 +53,8 @@ class Text:
 
     def takes(self, name: str) -> bool:
         """Whether a file of this name counts as a document."""
-        return PurePosixPath(name).match(self.pattern.removeprefix(ANYWHERE))  # which would ask for a folder
+        pattern = self.pattern.removeprefix(ANYWHERE)  # which would ask for a folder
+        return PurePosixPath(name.lower() if pattern == pattern.lower() else name).match(pattern)
 
     def splits_by_hash(self) -> bool:
         return not split_folders(folder_of(self.name, self.source))

@@ -14,9 +14,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.places import Place
 from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.arxiv import Arxiv
+from data_prep.corpora.files import split_folders
 from data_prep.corpora.github import GitHub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.parquet import Parquet
@@ -94,10 +96,31 @@ def test_text_with_split_folders(tmp_path: Path) -> None:
     assert ids(Text(source=str(tmp_path), pattern="*.md"), "train") == ["train/skip.md"]
 
 
+def test_names_of_folders_and_files_count_in_any_case(tmp_path: Path) -> None:
+    put(tmp_path, {name: name for name in ("Train/a.TXT", "train/b.txt", "Val/c.Txt", "TEST/d.txt", "Test/e.md")})
+    corpus = Text(source=str(tmp_path))
+    assert [list(read(corpus, split)) for split in SPLITS] == [
+        ["Train/a.TXT", "train/b.txt"],
+        ["Val/c.Txt"],
+        ["TEST/d.txt"],
+    ]
+    assert ids(Text(source=str(tmp_path), pattern="*.TXT"), "train") == ["Train/a.TXT"]
+    assert not split_folders(Place.parse(str(tmp_path / "Train")))
+
+
+def test_a_repository_in_place_of_its_folder_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, {"mine/.git/HEAD": "ref", "mine/src/a.py": "x = 1\n", "mine/b.py": "y = 2\n"})
+    assert ids(GitHub(source=str(tmp_path)), split_of("mine")) == ["mine"]
+    with pytest.raises(
+        CorpusError, match="mine is a repository itself: give --source the folder that holds the repositories"
+    ):
+        GitHub(source=str(tmp_path / "mine")).sources("train")
+
+
 def test_text_beside_split_folders_is_counted(tmp_path: Path, make_config, capsys: pytest.CaptureFixture[str]) -> None:
     put(
         tmp_path / "in",
-        {name: "some text" for name in ("test/a.txt", "validation/b.txt", "valid/c.txt", "Train/d.txt", "root.txt")},
+        {name: "some text" for name in ("test/a.txt", "validation/b.txt", "valid/c.txt", "trains/d.txt", "root.txt")},
     )
     put(tmp_path / "in", {"notes.md": "matches no pattern"})
     corpus = Text(source=str(tmp_path / "in"))

@@ -37,7 +37,7 @@ FILES = {
     "lists/ids": b"2101.00003\npaper\n",
     "lists/m.json": json.dumps({"id": "paper", "title": "T", "categories": "math.AG"}).encode(),
     "github/repo/a.py": b"x = 1\n", "github/repo/sub/b.py": b"y", "github/repo/vendor/c.py": b"no",
-    "enwik8.gz": gzip.compress(WIKI), "enwik8": WIKI, "json/a.jsonl.gz": gzip.compress(JSON), "json/b/test.jsonl": JSON,
+    "enwik8.gz": gzip.compress(WIKI), "enwik8": WIKI, "json/train.jsonl.gz": gzip.compress(JSON), "json/b/test.jsonl": JSON,
     "parquet/train.parquet": a_parquet(),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ import xxhash
 from data_prep import documents
 from data_prep.corpora import CORPORA
 from data_prep.corpora.text import Text
-from data_prep.documents import SPLITS, Document, Source, sources_of, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Source, sources_of, split_of
 from pipelines.prepare import prepare
 
 
@@ -88,6 +88,24 @@ def test_files_that_name_their_splits_are_not_split_by_hash(packed: str, tmp_pat
     found = sources_of(other, SPLITS)
     assert all(found.values()) and sum(map(len, found.values())) == 4
     assert [type(item) for split in SPLITS for item in other.read(found[split])] == [Document] * 4
+
+
+@pytest.mark.parametrize("packed", ["jsonl", "parquet"])
+def test_a_file_that_says_no_split_beside_one_that_does_is_refused(packed: str, tmp_path: Path) -> None:
+    """Its lines would be in all splits, those that somebody held out too."""
+    for name in ("train", "heldout"):
+        if packed == "jsonl":
+            (tmp_path / f"{name}.jsonl").write_text('{"text": "words"}\n')
+        else:
+            pq.write_table(pa.table({"text": ["words"]}), tmp_path / f"{name}.parquet")
+    by_name, by_hash = (CORPORA[packed](source=str(tmp_path), split_by=how) for how in ("file", "hash"))
+    refusal = rf"^heldout\.{packed} does not say its split in its name, and train\.{packed} does: rename the former, take it out"
+    for ask in (by_name.splits_by_hash, lambda: by_name.sources("train")):
+        with pytest.raises(CorpusError, match=refusal):
+            ask()
+    assert by_hash.splits_by_hash() and sum(len(by_hash.sources(split)) for split in SPLITS) == 2
+    (tmp_path / f"heldout.{packed}").rename(tmp_path / f"Eval-0.{packed}")
+    assert [len(by_name.sources(split)) for split in SPLITS] == [1, 1, 0]
 
 
 def test_five_texts_give_three_splits_and_two_say_which_are_empty(
