@@ -134,7 +134,8 @@ class RecurrentMixer(Mixer):
 
     def extend(self, x_BnD: Tensor, places: Places, state: State, block: State) -> tuple[Tensor, State]:
         fresh_B1 = torch.zeros(len(x_BnD), 1, dtype=torch.bool, device=x_BnD.device)
-        y_BnD, after = self.mix(self.norm(x_BnD), block, fresh_B1, places.valid_Bn)
+        valid_Bn = places.valid_Bn if places.has_padding else None
+        y_BnD, after = self.mix(self.norm(x_BnD), block, fresh_B1, valid_Bn)
         return y_BnD, with_dtypes_of(after, block)
 
     def probes(self) -> list[Probe]:

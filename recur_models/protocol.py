@@ -247,6 +247,7 @@ class Places:
 
     Attributes:
         of_tokens_Bn: int64. The place of each token in its block; those beyond a lane's count are padding.
+        has_padding: Whether there is padding.
     """
 
     def __init__(self, filled_B: Tensor, counts_B: Tensor, device: torch.device):
@@ -256,6 +257,7 @@ class Places:
         valid_Bn = step_n < counts_B[:, None]
         row, step = valid_Bn.nonzero(as_tuple=True)
         self.of_tokens_Bn = places_Bn.to(device)
+        self.has_padding = len(row) < valid_Bn.numel()
         self._valid_Bn = valid_Bn
         self._row = row.to(device)
         self._step = step.to(device)
