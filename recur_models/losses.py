@@ -182,7 +182,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             targets_C = targets_N[chunk]
             normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
-            picked_C = logits_CV.gather(1, targets_C.clamp(min=0)[:, None])[:, 0]
+            # Another id below 0, such as transformers' −100, is out of bounds here, and raises.
+            picked_C = logits_CV.gather(1, targets_C.masked_fill(targets_C == IGNORED, 0)[:, None])[:, 0]
             nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyrefly: ignore
         return nats_N

@@ -57,6 +57,14 @@ def test_cross_entropy_in_bfloat16_is_near_that_of_float32(monkeypatch: pytest.M
     assert not torch.equal(gradients[1], gradients[1].bfloat16().float())  # the weight's is not rounded on its way
 
 
+@pytest.mark.parametrize("target", [-100, -2, 13])
+def test_a_target_that_is_no_id_is_refused(target: int) -> None:
+    hidden = torch.randn(2, 5)
+    weight = torch.randn(13, 5)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        losses.chunked_cross_entropy(hidden, weight, torch.tensor([3, target]))
+
+
 def test_a_frozen_output_layer_gets_no_gradient() -> None:
     hidden = torch.randn(6, 5, requires_grad=True)
     weight = torch.randn(13, 5)
