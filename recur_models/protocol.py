@@ -199,9 +199,15 @@ class RecurrentModel(nn.Module, ABC):
         Returns nats per token [B, T] in float32 (0 where ignored) when there are targets, else logits [B, T, V]; and the
         State after the segment, still attached to the graph: the caller detaches it.
 
-        Raises ValueError when T is no multiple of the block, or the State is of another batch or another model.
+        Raises ValueError when T is no multiple of the block, the targets are not of the tokens' shape, or the State is of another
+        batch or another model.
         """
         state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
+        if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
+            raise ValueError(
+                f"targets have shape {tuple(targets_BT.shape)}, but tokens {tuple(tokens_BT.shape)}: give a target for each token, "
+                f"{IGNORED} where nothing is predicted"
+            )
         return self.read_segment(tokens_BT, state, fresh_BK, targets_BT)
 
     @abstractmethod

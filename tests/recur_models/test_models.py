@@ -258,6 +258,8 @@ def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
         model(tokens(2, 2 * model.block), None, torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="nothing to read"):
         model(tokens(2, 0), None, torch.zeros(2, 0, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"targets have shape \(1, 4\), but tokens \(2, 4\)"):
+        model(tokens(2, model.block), targets_BT=tokens(1, model.block))
     with pytest.raises(ValueError, match="State is of another model"):
         model(tokens(2, model.block), {**model.initial_state(2), "layers.7.keys": torch.zeros(2)})
     if model.initial_state(1):
