@@ -26,11 +26,16 @@ STEPS = 20
 TOLERANCE = 1e-5
 
 
-def losses(config: ModelConfig) -> list[float]:
+EPS = {"llama_rec-layers": 1e-4}
+"""AdamW's eps where it is not 1e-8. This model has layers behind an output that begins at zero. Their first gradients are near 1e-9,
+which is the rounding of the losses, in float32: an eps of 1e-8 would make whole steps of it, and another CPU other losses."""
+
+
+def losses(config: ModelConfig, eps: float = 1e-8) -> list[float]:
     """Nats per token at each step: State carried, documents that begin inside a segment, positions without a target."""
     torch.manual_seed(0)
     model = config.build(VOCAB).double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=eps, weight_decay=0.1)
     tokens = torch.Generator().manual_seed(1)
     state = model.initial_state(LANES)
     found = []
@@ -60,7 +65,7 @@ def path_of(name: str) -> Path:
 @pytest.mark.parametrize("name", small_configs())
 def test_losses_are_the_committed_ones(name: str) -> None:
     committed = json.loads(path_of(name).read_text())[name]
-    assert losses(small_configs()[name]) == pytest.approx(committed, rel=TOLERANCE)
+    assert losses(small_configs()[name], EPS.get(name, 1e-8)) == pytest.approx(committed, rel=TOLERANCE)
 
 
 def test_nothing_else_is_committed() -> None:
@@ -95,7 +100,7 @@ def main() -> None:
     for name, config in small_configs().items():
         path = path_of(name)
         committed = json.loads(path.read_text()) if path.exists() else {}
-        found = [round(loss, 9) for loss in losses(config)]
+        found = [round(loss, 9) for loss in losses(config, EPS.get(name, 1e-8))]
         holds = name in committed and found == pytest.approx(committed[name], rel=TOLERANCE)
         families.setdefault(path, {})[name] = committed[name] if holds else found
         if not holds:
