@@ -66,14 +66,15 @@ def plot_documents(comparison: TokenComparison, path: Path) -> Path:
 
 
 def plot_distance(comparison: TokenComparison, path: Path) -> Path:
-    """Draw the cost of a repeated rare word for each model over the distance to its last occurrence, with standard errors."""
+    """Draw the cost of a repeated rare word for each model over the distance to its last occurrence, and below it the difference
+    over the same words, all with standard errors."""
     rows = [row for row in comparison.distance_rows if row["from"]]
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(9, 5.2), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     names = briefly(comparison.names)
+    centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
     for number, name in enumerate(comparison.names):
         values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
-        centres = [math.sqrt(row["from"] * (row["to"] + 1)) for row in rows]
         look: dict[str, Any] = {"color": colour_of(number), "marker": "o", "markersize": 4, "capsize": 2}
         axes.errorbar(centres, values, errors, label=names[name], **look)
     for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
@@ -83,9 +84,15 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("tokens since the word stood last")
     axes.set_ylabel("nats per word")
     axes.set_title("What a rare word costs that has stood before", fontsize=11)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9)
+    base, better = briefly(comparison.pair).values()
+    differences, errors = ([row[key] for row in rows] for key in ("difference", "difference_error"))
+    below.errorbar(centres, differences, errors, color=COLOURS[5], marker="o", markersize=4, capsize=2)
+    below.axhline(0, color="0.3", linewidth=0.8)
+    below.set_xlabel("tokens since the word stood last")
+    below.set_ylabel(f"nats, {base}\nless {better}")
+    below.grid(alpha=0.25)
     return save_figure(figure, path, dpi=110)

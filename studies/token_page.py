@@ -98,7 +98,7 @@ def _distance_table(comparison: TokenComparison) -> str:
         )
         rows.append(
             f'<tr><td data-v="{row["from"]}">{span}</td><td data-v="{row["words"]}">{row["words"]:,}</td>{means}'
-            f"<td>{row['nats'][0] - row['nats'][-1]:+.3f}</td></tr>"
+            f'<td data-v="{row["difference"]}">{row["difference"]:+.3f} ± {row["difference_error"]:.3f}</td></tr>'
         )
     return sorting_table(
         ("tokens since it stood last", "rare words", *comparison.names, "difference"), rows, "Rare words by distance"
@@ -134,12 +134,13 @@ def write_pages(comparison: TokenComparison, folder: Path) -> list[Path]:
 
 
 def _flat(comparison: TokenComparison) -> list[dict[str, Any]]:
-    """Rows of distances.csv, with a column for each model's mean and one for its standard error."""
+    """Rows of distances.csv: a column for each model's mean and one for its standard error, and the same of the difference."""
     return [
         {
             **{key: row[key] for key in ("from", "to", "words")},
             **dict(zip(comparison.names, row["nats"], strict=True)),
             **{f"{name}_error": error for name, error in zip(comparison.names, row["errors"], strict=True)},
+            **{key: row[key] for key in ("difference", "difference_error")},
         }
         for row in comparison.distance_rows
     ]

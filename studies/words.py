@@ -160,7 +160,8 @@ def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
     """The cost of repeated words for each model, by the distance to their last occurrence: powers of two with ``least`` words each.
 
     Returns rows of `from`, `to` (tokens), `words`, and lists over the models: `nats`, the means, and `errors`, their standard
-    errors. The first row is of words that did not stand before: from 0 to 0.
+    errors; and `difference`, the first model's mean less the last one's, and `difference_error`, the standard error of that over
+    the same words. The first row is of words that did not stand before: from 0 to 0.
     """
     bins_N = np.where(words.before_N > 0, np.floor(np.log2(np.maximum(words.before_N, 1))).astype(int), -1)
     rows = []
@@ -170,6 +171,7 @@ def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
         if count >= max(least, 2):
             bounds = (0, 0) if number < 0 else (2**number, 2 ** (number + 1) - 1)
             errors = chosen.std(axis=1, ddof=1) / np.sqrt(count)
+            differences = chosen[0] - chosen[-1]
             rows.append(
                 {
                     "from": bounds[0],
@@ -177,6 +179,8 @@ def by_distance(words: Words, least: int = 5) -> list[dict[str, Any]]:
                     "words": count,
                     "nats": chosen.mean(1).tolist(),
                     "errors": errors.tolist(),
+                    "difference": float(differences.mean()),
+                    "difference_error": float(differences.std(ddof=1) / np.sqrt(count)),
                 }
             )
     return rows

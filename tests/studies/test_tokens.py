@@ -112,6 +112,10 @@ def test_distances_are_powers_of_two_with_means_of_each_model() -> None:
     first = [sum(range(6 * i, 6 * i + 5)) for i in range(1, 9)]  # the blank before a word is no part of it in bytes
     assert rows[0]["nats"] == pytest.approx([np.mean(first), 2 * np.mean(first)])
     assert rows[0]["errors"][0] == pytest.approx(np.std(first, ddof=1) / np.sqrt(8))
+    assert rows[0]["difference"] == pytest.approx(-np.mean(first))
+    assert rows[0]["difference_error"] == pytest.approx(np.std(first, ddof=1) / np.sqrt(8))
+    shifted = by_distance(words(text, nats, nats - 2), least=2)[0]  # each word's five tokens
+    assert shifted["difference"] == pytest.approx(10) and shifted["difference_error"] == pytest.approx(0, abs=1e-12)
 
 
 def test_rare_words_are_those_beyond_the_most_frequent() -> None:
