@@ -70,6 +70,12 @@ class EvaluateConfig(TargetsConfig):
     """More passes besides the one with State carried: with the recurrent states cleared, with the whole State cleared."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    @property
+    def fewer_passes(self) -> str:
+        """What the report's name says where passes are left out, so that it does not replace the report with all of them."""
+        chosen = [mode for mode in LABELS if mode in self.clear]
+        return "" if chosen == list(LABELS) else f"-clear-{'-'.join(chosen) or 'nothing'}"
+
 
 def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> Evaluation:
     """Score one checkpoint, with State carried and cleared. Partial results are kept in ``folder``."""
@@ -77,6 +83,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
 
     from pipelines.training.reading import StateReset, workers_for
     from pipelines.training.scoring import Scoring, has_states
+    from recur_models.protocol import RECURRENT, kind_of
 
     store = target.store
     meta = target.checkpoint.meta
@@ -85,8 +92,12 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         model = target.model.build(meta["vocab_size"])
 
     # Which State is cleared: none, and what is asked for of the State that the model has
-    clearable = {"states": has_states(model), "everything": bool(model.initial_state(0))}
+    kinds = {kind_of(name) for name in model.initial_state(0)}
+    clearable = {"states": has_states(model), "everything": bool(kinds)}
     cleared = [mode for mode in LABELS if mode in config.clear and clearable[mode]]
+    clears_all = "everything" in cleared
+    if len(cleared) > 1 and kinds <= set(RECURRENT):
+        cleared.remove("everything")  # the recurrent states are all the State, so one pass gives both results
     state_modes: tuple[StateMode, ...] = ("nothing", *cleared)
     title = ", ".join([target.name, "State carried", *(LABELS[mode] for mode in cleared)])
 
@@ -120,7 +131,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
         store_fingerprint=store.manifest.fingerprint,
         carried=scores["nothing"],
         cleared_states=scores.get("states"),
-        cleared_all=scores.get("everything"),
+        cleared_all=scores.get("everything", scores.get("states") if clears_all else None),
         flops_per_token=costs.flops_per_token,
         windows=windows_of(target.model.to_json()),
         characters=characters_of(store),
@@ -134,7 +145,12 @@ def main(argv: list[str]) -> None:
     """Evaluate checkpoints and write their report. Raises UserError for bad input."""
     config = cli.parse(EvaluateConfig, argv, __doc__)
     targets = load_targets(config)
-    name = "-vs-".join(target.name for target in targets) + config.cleared + suffix_of(targets, config)
+    name = (
+        "-vs-".join(target.name for target in targets)
+        + config.cleared
+        + config.fewer_passes
+        + suffix_of(targets, config)
+    )
     output = output_for(config.output, targets[0].run, name, config.split)
     for target in targets:
         check_tracking(*tracking_of(target.checkpoint, target.run, config.tracking))

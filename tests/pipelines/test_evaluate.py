@@ -103,6 +103,28 @@ def test_metrics_table_and_files(
     assert json.dumps(report).count("bucket_nats") >= 6  # two models, carried and cleared twice
 
 
+def test_fewer_passes_have_a_report_of_their_own(two_runs: list[str], tmp_path: Path) -> None:
+    """They would take the worth of states out of the report that has it."""
+    reports = tmp_path / "runs" / "reports"
+    evaluate.main([two_runs[0], *QUIET])
+    full = contents(reports / "rec")
+    for words, name in ((["--clear"], "rec-clear-nothing"), (["--clear", "states"], "rec-clear-states")):
+        evaluate.main([two_runs[0], *words, *QUIET])
+        (kept,) = json.loads((reports / name / "report.json").read_text())["evaluations"]
+        assert kept["cleared_all"] is None and bool(kept["cleared_states"]) == (len(words) > 1)
+    assert contents(reports / "rec") == full
+
+
+def test_a_state_that_is_recurrent_alone_is_cleared_in_one_pass(
+    train_model: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train_model("lstm", "--steps", "2")
+    evaluate.main([str(run), *QUIET])
+    assert "all State cleared, " not in capsys.readouterr().err
+    (kept,) = json.loads((run.parent / "reports" / run.name / "report.json").read_text())["evaluations"]
+    assert kept["cleared_all"] == kept["cleared_states"] != kept["carried"]
+
+
 def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     evaluate.main([f"{two_runs[0]}/checkpoints/step-00000005", "--split", "validation", *QUIET])
     assert "step 5" in capsys.readouterr().out
