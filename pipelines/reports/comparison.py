@@ -10,6 +10,7 @@ Letters: S seeds · P points of a curve.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
 from pipelines.tracking.metrics import METRICS, Metric, about, further
 
+NOTE_LENGTH = 450
+"""Most characters of a note in the title of comparison.png."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -40,6 +44,13 @@ class Comparison:
     runs: tuple[FinishedRun, ...]
     metric: str
     notes: tuple[str, ...]
+
+    @property
+    def of_one_text(self) -> bool:
+        """Whether no two runs are known to have other text: only then is one of them the best."""
+        texts = {run.text for run in self.runs}
+        stores = {run.store for run in self.runs} - {""}
+        return len(texts) == 1 and len(stores) <= 1
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
@@ -140,7 +151,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The rows for a terminal; the best value of a column is bold."""
+    """The rows for a terminal. If all runs are on one text, the best value of a column is bold."""
     columns: dict[str, tuple[str, Form]] = {
         "run": ("run", None),
         "model": ("model", None),
@@ -158,7 +169,7 @@ def comparison_table(comparison: Comparison) -> Table:
             columns[name] = (f"{heading}\n{word}", metric.form)
             best[name] = max if metric.better == "higher" else min
     columns["worth_of_states_bits_per_token"] = ("worth of\nstates (bits)", METRICS[WORTH].form)
-    return table(rows(comparison), columns, best if len(comparison.runs) > 1 else {})
+    return table(rows(comparison), columns, best if len(comparison.runs) > 1 and comparison.of_one_text else {})
 
 
 def seeds_of(comparison: Comparison) -> Table | None:
@@ -217,9 +228,18 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
         panels[0].legend(fontsize=9, framealpha=0.9)
     else:
         figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
-    title = f"{about(comparison.metric)} by what it cost; the large points are the best ones, lower is better"
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title_of(comparison), fontsize=11, parse_math=False)
     return save_figure(figure, path)
+
+
+def title_of(comparison: Comparison) -> str:
+    """The title of comparison.png, and below it the notes, since a picture is shown without the terminal's text."""
+    best = f"{about(comparison.metric)} by what it cost; the large points are the best ones"
+    title = f"{best}, lower is better" if comparison.of_one_text else f"{best} of each run"
+    shortened = [
+        textwrap.shorten(note, NOTE_LENGTH, placeholder=" …", break_on_hyphens=False) for note in comparison.notes
+    ]
+    return "\n".join([title, *(textwrap.fill(note, 150, break_on_hyphens=False) for note in shortened)])
 
 
 def _unit_of_time(longest: float) -> tuple[str, float]:
@@ -259,7 +279,7 @@ def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> N
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
-    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known."""
+    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known; none of several texts."""
     best = [min(point.value for point in run.curve(comparison.metric)) for run in comparison.runs]
     what, values = as_plotted(comparison.metric, best)
     spots = [
@@ -267,7 +287,7 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
         for run, value in zip(comparison.runs, values, strict=True)
         if run.forward_flops_per_token
     ]
-    return what, spots
+    return what, spots if comparison.of_one_text else []
 
 
 PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
@@ -275,8 +295,8 @@ PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.csv and comparison.png; frontier.png if a token does not cost all runs the same; cumulative.png if all were
-    evaluated on one text. Returns their paths."""
+    """Write comparison.csv and comparison.png; frontier.png if all are on one text and a token does not cost all the same;
+    cumulative.png if all were evaluated on one text. Returns their paths."""
     what, spots = spots_of(comparison)
     found = [kept_evaluation(run.folder, run.config_hash, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 from PIL import Image
+from rich.text import Text
 
 from common.errors import UserError
 from common.places import Place
@@ -22,7 +23,16 @@ from pipelines import compare as compare_script
 from pipelines.compare import main, tracking_for
 from pipelines.config.run import TrackingConfig
 from pipelines.reports import finished_runs
-from pipelines.reports.comparison import compare, curves_of, rows, seeds_of, write_comparison
+from pipelines.reports.comparison import (
+    Comparison,
+    compare,
+    comparison_table,
+    curves_of,
+    rows,
+    seeds_of,
+    title_of,
+    write_comparison,
+)
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, FinishedRun, collect, run_of_folder
 from pipelines.reports.importance import explained, importances
 from pipelines.reports.sweep_figures import plot_importance
@@ -118,6 +128,26 @@ def test_runs_of_two_stores_are_told_apart_though_their_corpora_have_one_name() 
     assert comparison.notes == ("they were trained on different stores, so their text may differ: a on a; b on b",)
     assert seeds_of(comparison) is None and len(curves_of(comparison, TOKEN)) == 2
     assert compare([run(token=[5.0]), run("b", store="", token=[5.0])]).notes == ()
+
+
+def bold(comparison: Comparison) -> list[str]:
+    """The cells of the table that stand out."""
+    cells = [cell for column in comparison_table(comparison).columns for cell in column.cells]
+    return [cell.plain for cell in cells if isinstance(cell, Text) and cell.style]
+
+
+def test_no_run_is_the_best_where_the_text_differs(tmp_path: Path) -> None:
+    good, bad = run(token=[4.0]), replace(run("b", token=[5.0]), forward_flops_per_token=4e6)
+    good = replace(good, forward_flops_per_token=2e6)
+    alike = compare([good, bad])
+    assert "4.0000" in bold(alike) and title_of(alike).endswith("lower is better")
+    assert tmp_path / "frontier.png" in write_comparison(alike, tmp_path)
+    assert "4.0000" in bold(compare([good, replace(bad, store="")]))  # one that is not known
+    for other in (replace(bad, text="code"), replace(bad, store="two")):
+        comparison = compare([good, other])
+        assert bold(comparison) == []
+        assert "lower is better" not in title_of(comparison) and comparison.notes[0] in title_of(comparison)
+        assert tmp_path / "frontier.png" not in write_comparison(comparison, tmp_path)
 
 
 def test_training_curves_are_drawn_where_nobody_validated(tmp_path: Path) -> None:
