@@ -10,6 +10,7 @@ Letters: S seeds · P points of a curve.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,11 @@ from pipelines.tracking.metrics import METRICS, Metric, about, further
 
 NOTE_LENGTH = 450
 """Most characters of a note in the title of comparison.png."""
+
+LEGEND_INSIDE = 6
+"""Most entries of a legend that lies in a panel of comparison.png."""
+LEGEND_WIDTH = 200
+"""Characters in a row of a legend below it."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     token with recurrent states cleared (dashed): the gap is the worth of the states.
     """
     figure = Figure(figsize=(14, 4.8), layout="constrained")
-    panels = figure.subplots(1, 3, sharey=True)
+    panels: list[Axes] = list(figure.subplots(1, 3, sharey=True))
     unit, size = _unit_of_time(max(run.curve(comparison.metric)[-1].time for run in comparison.runs))
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
@@ -224,12 +230,20 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
             look: dict[str, Any] = {"markersize": 3, "label": f"{names[name]}, states cleared"}
             plot_mean(panels[0], without.tokens_P, without.values_SP, "o--", color=colour_of(number), **look)
     _label_costs(panels, comparison, unit)
-    if len(drawn) <= 4:
-        panels[0].legend(fontsize=9, framealpha=0.9)
-    else:
-        figure.legend(*panels[0].get_legend_handles_labels(), fontsize=8, loc="outside right upper", frameon=False)
+    _add_legend(figure, panels[0])
     figure.suptitle(title_of(comparison), fontsize=11, parse_math=False)
     return save_figure(figure, path)
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """A legend of the curves of ``axes``: in them, or below the figure, which becomes higher, where it would cover the curves."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) <= LEGEND_INSIDE:
+        axes.legend(fontsize=9, framealpha=0.9)
+        return
+    columns = max(1, LEGEND_WIDTH // (max(map(len, labels)) + 8))
+    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(labels) / columns))
+    figure.legend(handles, labels, ncols=columns, fontsize=8, loc="outside lower center", frameon=False)
 
 
 def title_of(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from PIL import Image
 from rich.text import Text
@@ -22,6 +23,7 @@ from common.places import Place
 from pipelines import compare as compare_script
 from pipelines.compare import main, tracking_for
 from pipelines.config.run import TrackingConfig
+from pipelines.reports import comparison as comparison_report
 from pipelines.reports import finished_runs
 from pipelines.reports.comparison import (
     Comparison,
@@ -148,6 +150,26 @@ def test_no_run_is_the_best_where_the_text_differs(tmp_path: Path) -> None:
         assert bold(comparison) == []
         assert "lower is better" not in title_of(comparison) and comparison.notes[0] in title_of(comparison)
         assert tmp_path / "frontier.png" not in write_comparison(comparison, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("runs", "below"), [(3, False), (4, True)]
+)  # with the curves of cleared states 6 and 8 entries
+def test_a_legend_of_many_entries_is_below_the_curves(
+    runs: int, below: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(comparison_report, "save_figure", lambda figure, path: figures.append(figure) or path)
+    made = [run(f"run-{n}", token=[5.0 + n, 4.0 + n]) for n in range(runs)]
+    made = [replace(each, records=tuple(with_cleared(record, 0.5) for record in each.records)) for each in made]
+    comparison_report.plot_comparison(compare(made), tmp_path / "comparison.png")
+    (figure,) = figures
+    inside = figure.axes[0].get_legend()
+    assert (inside is None, len(figure.legends)) == (below, int(below))
+    legend = figure.legends[0] if below else inside
+    assert legend is not None and len(legend.get_texts()) == 2 * runs
+    figure.draw_without_rendering()
+    assert not below or legend.get_window_extent().y1 < figure.axes[0].get_window_extent().y0
 
 
 def test_training_curves_are_drawn_where_nobody_validated(tmp_path: Path) -> None:
