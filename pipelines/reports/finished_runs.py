@@ -31,7 +31,7 @@ from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, pauses, poin
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records
-from pipelines.tracking.score import windows_of
+from pipelines.tracking.score import architecture_of, windows_of
 
 TOKEN = "validation/bits_per_token"
 BYTE = "validation/bits_per_byte"
@@ -48,6 +48,7 @@ class FinishedRun:
 
     name: str
     model: str
+    """The model's name, for a stack of mixers with their kinds (`architecture_of`)."""
     parameters: int | None
     flops_per_token: float | None
     """FLOPs per token in training; None if the vocabulary is not known."""
@@ -250,7 +251,7 @@ def _finished_run(
         cost = model_from_json(model).costs(vocab_size) if vocab_size else None
     return FinishedRun(
         name=name,
-        model=model["name"],
+        model=architecture_of(model),
         parameters=cost.parameters if cost else None,
         flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,

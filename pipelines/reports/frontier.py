@@ -35,6 +35,7 @@ class Spot:
 
     name: str
     model: str
+    """Architecture: spots of one are joined by a line."""
     windows: Mapping[str, int]
     """The model's `window` and `overlap`, if it has them."""
     flops: float

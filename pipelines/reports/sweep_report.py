@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from common.errors import UserError
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.sweep_result import SweepResult, read_sweep
-from pipelines.tracking.score import windows_of
+from pipelines.tracking.score import architecture_of, windows_of
 
 if TYPE_CHECKING:
     from pipelines.reports.frontier import Spot
@@ -62,7 +62,7 @@ def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
     trials = [trial for trial in sweep.scored if trial.status == "finished"]
     what, values = as_plotted(sweep.metric, [trial.best_value for trial in trials])
     spots = [
-        Spot(trial.id, str(trial.model.get("name", "")), windows_of(trial.model), trial.flops_per_token, value)
+        Spot(trial.id, architecture_of(trial.model), windows_of(trial.model), trial.flops_per_token, value)
         for trial, value in zip(trials, values, strict=True)
         if trial.flops_per_token
     ]

@@ -161,6 +161,13 @@ PUBLISHED_WORDS = {"pg19/test": (100, 6_966_499)}
 """Documents and words of a split, as counted by Rae et al. 2020. The block-recurrent paper uses this count (section 4.5)."""
 
 
+def architecture_of(model: Mapping[str, Any]) -> str:
+    """The name in a model's JSON; for a stack of mixers with their kinds, whatever their number: "mixers (delta, window)"."""
+    name = str(model.get("name", ""))
+    layers = model.get("layers")
+    return f"{name} ({', '.join(sorted({*layers}))})" if isinstance(layers, list | tuple) else name
+
+
 def windows_of(model: Mapping[str, Any]) -> dict[str, int]:
     """`window` and `overlap` from a model's JSON, if it has them."""
     return {name: model[name] for name in ("window", "overlap") if name in model}

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from pipelines.reports.evaluation import write_report
-from pipelines.reports.frontier import Spot, as_plotted, pareto, plot_frontier, without_beaten
+from pipelines.reports.frontier import Spot, as_plotted, curves_of, pareto, plot_frontier, without_beaten
 from pipelines.reports.sweep_report import report_sweep, spots_of
 from pipelines.reports.sweep_result import read_sweep
+from pipelines.tracking.score import architecture_of
 from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
 
@@ -42,6 +43,20 @@ def test_bits_per_token_are_shown_as_perplexity() -> None:
     perplexities = [8.0, 2.0**1000]
     assert as_plotted("validation/bits_per_token", [3.0, diverged]) == ("validation perplexity per token", perplexities)
     assert as_plotted("validation/error_rate", [0.25]) == ("validation errors per label", [0.25])
+
+
+def test_stacks_of_other_mixers_have_lines_of_their_own(tmp_path: Path) -> None:
+    layers = {"000": ["delta", "window"], "001": ["mamba2"], "003": ["window", *["delta"] * 5]}
+    folder = small_sweep(tmp_path / "sweep", 4)
+    for trial, mixers in layers.items():
+        model = {"name": "mixers", "layers": mixers, "window": 64}
+        (folder / "trials" / trial / "config.json").write_text(json.dumps({"model": model}))
+    curves = curves_of(spots_of(read_sweep(folder))[1], by_overlap=False)
+    assert {label: sorted(spot.name for spot in curve) for label, curve in curves.items()} == {
+        "mixers (delta, window)": ["000", "003"],
+        "mixers (mamba2)": ["001"],
+    }
+    assert architecture_of({"name": "rec", "layers": 12}) == "rec" and architecture_of({}) == ""
 
 
 @pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])
