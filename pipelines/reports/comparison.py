@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -293,13 +294,18 @@ def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> N
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
-    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known; none of several texts."""
-    best = [min(point.value for point in run.curve(comparison.metric)) for run in comparison.runs]
+    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known, the mean of those that differ
+    in the seed alone; none of several texts.
+    """
+    runs = {name: [comparison.runs[place] for place in places] for name, places in grouped(comparison.runs).items()}
+    best = [
+        mean(min(point.value for point in run.curve(comparison.metric)) for run in seeds) for seeds in runs.values()
+    ]
     what, values = as_plotted(comparison.metric, best)
     spots = [
-        Spot(run.name, run.model, run.windows, run.forward_flops_per_token, value)
-        for run, value in zip(comparison.runs, values, strict=True)
-        if run.forward_flops_per_token
+        Spot(name, seeds[0].model, seeds[0].windows, seeds[0].forward_flops_per_token, value)
+        for (name, seeds), value in zip(runs.items(), values, strict=True)
+        if seeds[0].forward_flops_per_token
     ]
     return what, spots if comparison.of_one_text else []
 

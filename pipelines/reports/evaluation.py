@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.table import Table
@@ -21,7 +22,7 @@ from common.files import finite, parse_json
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
-from pipelines.reports.seeds import over_seeds, seeds_table
+from pipelines.reports.seeds import grouped, over_seeds, seeds_table
 from pipelines.terminal.tables import Form, perplexity, short, table
 from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
@@ -207,14 +208,16 @@ def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation
 
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
-    """Cost and result of each evaluation on one text: word perplexity if it is known, else perplexity per token of one text."""
+    """Cost and result of each evaluation on one text, the mean of those that differ in the seed alone: word perplexity if it is
+    known, else perplexity per token of one text.
+    """
     scores = [e.carried for e in evaluations]
     by_word = all(math.isfinite(score.word_perplexity) for score in scores)
     values = [score.word_perplexity if by_word else score.perplexity for score in scores]
-    spots = [
-        Spot(e.name, e.model, e.windows, e.flops_per_token, value)
-        for e, value in zip(evaluations, values, strict=True)
-        if e.flops_per_token is not None
-    ]
+    spots = []
+    for name, places in grouped(evaluations).items():
+        e = evaluations[places[0]]
+        if e.flops_per_token is not None:
+            spots.append(Spot(name, e.model, e.windows, e.flops_per_token, mean(values[place] for place in places)))
     alike = len({e.text for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
     return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

@@ -31,7 +31,7 @@ NAMED = 40
 
 @dataclass(frozen=True)
 class Spot:
-    """A run, an evaluation or a trial. A lower value of its metric is better."""
+    """A run, an evaluation, several seeds of one, or a trial. A lower value of its metric is better."""
 
     name: str
     model: str

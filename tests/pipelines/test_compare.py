@@ -32,6 +32,7 @@ from pipelines.reports.comparison import (
     curves_of,
     rows,
     seeds_of,
+    spots_of,
     title_of,
     write_comparison,
 )
@@ -95,6 +96,9 @@ def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
     table = seeds_of(comparison)
     assert table is not None and list(table.columns[1].cells) == ["5.0000 ± 1.0000"]
     assert seeds_of(compare([seeds[0], run("b", token=[6.0])])) is None
+    flops = [replace(each, forward_flops_per_token=2e6) for each in comparison.runs]
+    spots = [(spot.name, spot.value) for spot in spots_of(compare(flops))[1]]
+    assert spots == [("a, 3 seeds", 2**5.0), ("b", 2**6.0)]  # as perplexity
     longer = replace(run("a-s3", token=[5.0, 4.0, 3.0]), seed=3, config_hash="one")
     unlike = compare([*seeds, longer])  # one has come further than the others
     assert list(curves_of(unlike, TOKEN)) == ["a, 3 seeds", "a-s3"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pipelines.reports.evaluation import spots_of as evaluation_spots
 from pipelines.reports.evaluation import write_report
 from pipelines.reports.frontier import Spot, as_plotted, curves_of, pareto, plot_frontier, without_beaten
 from pipelines.reports.sweep_report import report_sweep, spots_of
@@ -71,6 +72,14 @@ def test_evaluations_that_cost_the_same_or_are_of_different_splits_have_none(tmp
     for pair in ([REC, SLIDE], [rec, replace(slide, flops_per_token=2e6)], [rec, replace(slide, split="pg19/test")]):
         assert not [path for path in write_report(pair, tmp_path) if path.name == "frontier.png"]
     assert (tmp_path / "frontier.png") in write_report([rec, slide], tmp_path)
+
+
+def test_seeds_of_one_thing_are_one_spot() -> None:
+    cheap = [replace(SLIDE, name=f"slide-s{n}", flops_per_token=1e6, seed=n, config_hash="one") for n in range(2)]
+    cheap[1] = replace(cheap[1], carried=REC.carried)
+    _, (seeds, other) = evaluation_spots([*cheap, replace(REC, flops_per_token=2e6)])
+    assert (seeds.name, seeds.flops, other.name) == ("slide, 2 seeds", 1e6, "demo-rec")
+    assert seeds.value == pytest.approx((SLIDE.carried.word_perplexity + REC.carried.word_perplexity) / 2)
 
 
 def test_of_a_sweep_whose_trials_cost_differently(tmp_path: Path) -> None:
