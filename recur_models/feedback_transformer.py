@@ -73,6 +73,10 @@ class FeedbackTransformerConfig(CoreConfig):
         return self.window
 
     @property
+    def attention_window(self) -> int:
+        return self.span
+
+    @property
     def least_blocks(self) -> int:
         return 1 if self.window > 1 else 2  # a token's memory, and so the weights in it, serve later tokens alone
 

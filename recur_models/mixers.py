@@ -136,6 +136,10 @@ class MixersConfig(ModelConfig):
         return self.window
 
     @property
+    def attention_window(self) -> int:
+        return self.window if "window" in self.layers else 0
+
+    @property
     def sizes(self) -> Sizes:
         """The sizes of its mixers."""
         fields = {name: getattr(self, name) for name in Sizes._fields}

@@ -176,6 +176,10 @@ class DecoderConfig(PretrainedConfig):
         return self.window - self.overlap
 
     @property
+    def attention_window(self) -> int:
+        return self.window
+
+    @property
     def longest(self) -> int | None:
         return self.sized().positions
 

@@ -1,7 +1,7 @@
 """The one protocol of every model: ``model(tokens, state, fresh, targets) -> (logits or nats, state)``.
 
 State is an argument and a result, never a buffer: a flat mapping from names such as ``layers.9.states`` to tensors whose
-first dimension is the lane. The last part of a name is the tensor's kind:
+first dimension is the lane; empty for a model without memory. The last part of a name is the tensor's kind:
 
 - ``states``: recurrent vectors or matrices; ``states_count``: how many of them there are yet; ``log_scale``: the logarithm of
   the scale in which they are written
@@ -10,8 +10,6 @@ first dimension is the lane. The last part of a name is the tensor's kind:
 - ``inputs``: the newest inputs of a layer, a convolution or a token shift; ``count``: how many of a layer's there are
 - ``present``: whether the lane has a previous block (`equations = "paper"`)
 - ``tokens``, ``tokens_count``: the ids of the overlap's tokens, and how many there are
-
-A model without memory has the empty State.
 
     state = model.initial_state(lanes=4)
     nats_BT, state = model(tokens_BT, state, fresh_BK, targets_BT)
@@ -69,6 +67,11 @@ class ModelConfig(ABC):
     @abstractmethod
     def block(self) -> int:
         """Tokens in a block: documents begin at block boundaries, and a segment is a whole number of blocks."""
+
+    @property
+    def attention_window(self) -> int:
+        """Tokens that a layer's attention reaches at most; 0 where no layer attends to tokens."""
+        return 0
 
     @property
     def least_blocks(self) -> int:
@@ -359,9 +362,7 @@ def layer_state(index: int, state: State) -> State:
 
 
 def join_layers(states: Iterable[State], first: int = 0) -> State:
-    """One State from those of consecutive layers, the first of which has index ``first``: ``layers.9.states`` is ``states`` of the
-    tenth.
-    """
+    """One State from those of consecutive layers, the first of index ``first``: ``layers.9.states`` is ``states`` of the tenth."""
     return {f"layers.{i}.{name}": tensor for i, state in enumerate(states, first) for name, tensor in state.items()}
 
 

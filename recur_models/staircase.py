@@ -53,6 +53,10 @@ class StaircaseConfig(CoreConfig):
         return self.chunk
 
     @property
+    def attention_window(self) -> int:
+        return self.in_step * self.chunk
+
+    @property
     def in_step(self) -> int:
         """Chunks that a step holds (N)."""
         return self.passes

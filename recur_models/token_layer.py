@@ -57,6 +57,10 @@ class TokenLayersConfig(ModelConfig):
         return self.window
 
     @property
+    def attention_window(self) -> int:
+        return self.window
+
+    @property
     def width(self) -> int:
         """Width of all heads together."""
         return self.heads * self.head_dim

@@ -51,6 +51,10 @@ class TransformerXLConfig(CoreConfig):
         return self.window
 
     @property
+    def attention_window(self) -> int:
+        return self.span
+
+    @property
     def depth(self) -> int:
         """Layers that a token passes."""
         return self.layers

@@ -46,7 +46,7 @@ class TokenComparison:
     write: Callable[[Sequence[int]], str]
     words: Words
     window: int
-    """Tokens that the models see without recurrence."""
+    """Tokens that the last model sees without recurrence; 0 where it attends to none."""
     segment: int
     """Tokens of a segment, after which State is cleared in a pass that clears it."""
     cut: int

@@ -77,7 +77,10 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
         values, errors = ([row[key][number] for row in rows] for key in ("nats", "errors"))
         look: dict[str, Any] = {"color": colour_of(number), "marker": "o", "markersize": 4, "capsize": 2}
         axes.errorbar(centres, values, errors, label=names[name], **look)
-    for at, what in ((comparison.window, "window"), *([] if comparison.cut else [(comparison.segment, "segment")])):
+    marks = {"window": comparison.window, "segment": 0 if comparison.cut else comparison.segment}
+    for what, at in marks.items():
+        if not at:
+            continue
         axes.axvline(at, color="0.6", linestyle=":", linewidth=1)
         axes.annotate(
             what, (at, 1), (2, -10), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8

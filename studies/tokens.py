@@ -246,7 +246,7 @@ def compare_passes(config: TokensConfig, passes: list[Pass], folder: Path) -> To
         nats=nats,
         write=write,
         words=Words.join(parts),
-        window=int(getattr(model, "window", 0) or model.block),
+        window=model.attention_window,
         segment=config.clear_every * model.block or last.target.segment_length,
         cut=config.clear_at,
         shown=shown,

@@ -63,7 +63,7 @@ class FinishedRun:
     forward_flops_per_token: float | None = None
     """FLOPs per token of the forward pass alone."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The model's `window` and `overlap`, if it has them."""
+    """The `window` that the model's attention sees, and its `overlap`, if it has them."""
     seed: int | None = None
     config_hash: str = ""
     """Hash of the config without the seed; empty where the config is not at hand."""

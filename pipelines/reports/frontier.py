@@ -37,7 +37,7 @@ class Spot:
     model: str
     """Architecture: spots of one are joined by a line."""
     windows: Mapping[str, int]
-    """The model's `window` and `overlap`, if it has them."""
+    """The `window` that the model's attention sees, and its `overlap`, if it has them."""
     flops: float
     """FLOPs for one token."""
     value: float
@@ -89,10 +89,12 @@ def draw_curve(axes: Axes, curve: Sequence[Spot], x: Callable[[Spot], float], lo
 
 
 def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
-    """Write beside each spot its window, or its overlap or name where all have one window. Returns which of them it is."""
+    """Write beside each spot its window, or its overlap or name where all have one window; nothing where its model has no window
+    and others have several. Returns which of them it is.
+    """
     beside = "name"
     for field in ("overlap", "window"):
-        if len({spot.windows.get(field) for spot in spots}) > 1:
+        if len({spot.windows[field] for spot in spots if field in spot.windows}) > 1:
             beside = field
     names = briefly(spot.name for spot in spots)
     for spot in spots:
@@ -133,7 +135,7 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     panels[0].set_xlabel(x_label)
     panels[0].set_ylabel(what)
     if several:
-        panels[1].set_xlabel("tokens of a window")
+        panels[1].set_xlabel("tokens that attention sees")
         panels[1].set_xticks(windows if len(windows) <= 10 else windows[:: len(windows) // 8])
     for axes in panels:
         axes.grid(alpha=0.25, which="both" if axes is panels[0] else "major")

@@ -1,4 +1,4 @@
-"""The report of a sweep, from its folder alone: a table of trials, charts, and the winner's command line. No torch, no mlflow.
+"""The report of a sweep, from its folder alone: a table of trials, charts, and the winner's command line. No mlflow.
 
     paths = report_sweep(Path("runs/sweep"), tracker)      # into runs/sweep/report, and to the sweep's run in MLflow
 

@@ -118,7 +118,7 @@ class Evaluation:
     flops_per_token: float | None = None
     """FLOPs per token that the forward pass needs (recur_models/costs.py)."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The model's `window` and `overlap`, if it has them."""
+    """The `window` that the model's attention sees, and its `overlap`, if it has them."""
     characters: int = 0
     """Characters of the documents' text; 0 if the tokenizer is lossy. Documents read in part count as in `Score.bytes`."""
     seed: int | None = None
@@ -169,5 +169,14 @@ def architecture_of(model: Mapping[str, Any]) -> str:
 
 
 def windows_of(model: Mapping[str, Any]) -> dict[str, int]:
-    """`window` and `overlap` from a model's JSON, if it has them."""
-    return {name: model[name] for name in ("window", "overlap") if name in model}
+    """`window`, the tokens that attention sees, and `overlap` from a model's JSON, if it has them. A block that no layer attends to
+    is no window, so the config is asked. Empty for a model that this version does not know.
+    """
+    from recur_models import model_from_json  # torch: seconds
+
+    try:
+        window = model_from_json(model).attention_window
+    except ValueError:
+        return {}
+    overlap = {"overlap": model["overlap"]} if "overlap" in model else {}
+    return {"window": window, **overlap} if window else {}

@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from pipelines.reports.evaluation import spots_of as evaluation_spots
 from pipelines.reports.evaluation import write_report
-from pipelines.reports.frontier import Spot, as_plotted, curves_of, pareto, plot_frontier, without_beaten
+from pipelines.reports.frontier import Spot, as_plotted, curves_of, label_spots, pareto, plot_frontier, without_beaten
 from pipelines.reports.sweep_report import report_sweep, spots_of
 from pipelines.reports.sweep_result import read_sweep
-from pipelines.tracking.score import architecture_of
+from pipelines.tracking.score import architecture_of, windows_of
 from tests.small_evaluations import REC, SLIDE
 from tests.small_sweep import small_sweep
 
@@ -58,6 +59,21 @@ def test_stacks_of_other_mixers_have_lines_of_their_own(tmp_path: Path) -> None:
         "mixers (mamba2)": ["001"],
     }
     assert architecture_of({"name": "rec", "layers": 12}) == "rec" and architecture_of({}) == ""
+
+
+def test_a_block_that_nothing_attends_to_is_no_window(tmp_path: Path) -> None:
+    assert windows_of({"name": "lstm", "window": 16}) == windows_of({"name": "mixers", "layers": ["delta"]}) == {}
+    assert windows_of({"name": "mixers", "layers": ["delta", "window"], "window": 64}) == {"window": 64}
+    assert windows_of({"name": "gpt2", "window": 300, "overlap": 10}) == {"window": 300, "overlap": 10}
+    assert windows_of({"name": "transformer-xl", "window": 16, "span": 100}) == {"window": 100}
+    assert windows_of({"name": "a plug-in's", "window": 16}) == windows_of({}) == {}
+    axes = Figure().add_subplot()
+    spots = [spot(1, 3), spot(2, 2, window=64)]
+    assert label_spots(axes, spots) == "name"  # one window alone
+    assert label_spots(axes, [*spots, spot(3, 2, window=128)]) == "window"
+    assert [text.get_text() for text in axes.texts[2:]] == ["", "64", "128"]
+    (path,) = plot_frontier(spots, "perplexity", "FLOPs", tmp_path / "frontier.png")
+    assert Image.open(path).width == 1275  # one panel
 
 
 @pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])

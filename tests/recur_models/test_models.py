@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recur_models import IGNORED, ModelConfig, Recompute, detach
 from recur_models.block_recurrent import RecConfig
+from recur_models.gpt2 import GPT2Config
 from recur_models.losses import hidden_states
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.memory_tokens import ARMTConfig
@@ -192,6 +193,18 @@ def test_recomputing_changes_no_result(config: ModelConfig, recompute: Recompute
         torch.testing.assert_close(state_again[name], state[name], rtol=1e-5, atol=1e-5)
     for name in grads:
         torch.testing.assert_close(grads_again[name], grads[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_attention_window_is_no_block_that_nothing_attends_to() -> None:
+    windows = {name: config.attention_window for name, config in small_configs().items()}
+    assert {name for name, window in windows.items() if not window} == {
+        *("lstm", "mamba2-tied", "mamba2-groups"),
+        *("mixers-delta", "mixers-state-tracker", "mixers-mlstm", "mixers-rwkv7-negative"),
+    }
+    assert windows["slide-meliad"] == windows["rmt"] == windows["mixers-slstm"] == 4
+    assert windows["transformer_xl-zeros"] == windows["feedback_transformer-zeros"] == 6
+    assert windows["staircase-zeros"] == 12 and windows["cached_staircase-zeros"] == 16
+    assert GPT2Config(window=20, overlap=4).attention_window == 20
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])

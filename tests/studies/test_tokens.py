@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.lock import Locked, file_lock
@@ -25,7 +26,9 @@ from pipelines.reports.characters import writing_of
 from pipelines.training import reading
 from pipelines.training.reading import SEGMENTS
 from pipelines.training.scoring import Scoring
+from studies import token_figures, tokens
 from studies.token_comparison import TokenComparison
+from studies.token_figures import plot_distance
 from studies.token_losses import WORKING, TokenLosses, token_nats
 from studies.tokens import main
 from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
@@ -317,6 +320,13 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     assert not changed[~beyond].any() and changed[beyond].mean() > 0.5
 
 
+def test_a_block_of_an_lstm_is_no_window(train_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[TokenComparison] = []
+    monkeypatch.setattr(tokens, "print_comparison", found.append)
+    main([str(train_model("lstm")), "--tracking.backend", "none"])
+    assert [comparison.window for comparison in found] == [0]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("short_documents")
 def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
@@ -426,6 +436,20 @@ def test_where_a_word_stood_is_told_to_the_token() -> None:
     ]
     assert replace(made, cut=0).place(20, 512) == "in an earlier segment"
     assert made.longest(2) == [1, 2]
+
+
+def test_a_model_that_attends_to_nothing_has_no_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(token_figures, "save_figure", lambda figure, *_, **_how: figures.append(figure))
+    made = TokenComparison(
+        ("slide", "lstm"), "made/test", ["a"], [700], lambda _: np.zeros(0, int), lambda _: (), WRITE, words(""),
+        window=0, segment=256, cut=0, shown=0, shown_tokens=1000,
+    )  # fmt: skip
+    assert made.place(1, 600) == "in the segment" and made.place(0, 600) == "not before"
+    for window in (0, 16):
+        plot_distance(replace(made, window=window), tmp_path / "distance.png")
+    marks = [[text.get_text() for text in figure.axes[0].texts] for figure in figures]
+    assert marks == [["segment"], ["window", "segment"]]
 
 
 def test_a_word_that_is_as_often_small_is_no_name() -> None:
