@@ -54,10 +54,10 @@ class Comparison:
 
     @property
     def of_one_text(self) -> bool:
-        """Whether no two runs are known to have other text: only then is one of them the best."""
+        """Whether no two runs are known to have other text: only then is one the best. Another tokenizer makes another store."""
         texts = {run.text for run in self.runs}
         stores = {run.store for run in self.runs} - {""}
-        return len(texts) == 1 and len(stores) <= 1
+        return len(texts) == 1 and (len(stores) <= 1 or have_several_tokenizers(self.runs))
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
