@@ -50,7 +50,7 @@ from pipelines.terminal.output import pass_progress, print_wide
 from pipelines.terminal.tables import counted
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
-from pipelines.tracking.score import Evaluation, windows_of
+from pipelines.tracking.score import Evaluation, architecture_of, windows_of
 
 if TYPE_CHECKING:
     from pipelines.training.reading import StateMode
@@ -122,7 +122,7 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
     read_otherwise = {**target.changed, **dict.fromkeys(target.differences, True)}
     return Evaluation(
         name=target.name,
-        model=meta["config"]["model"]["name"],
+        model=architecture_of(target.model.to_json()),
         parameters=sum(p.numel() for p in model.parameters()),
         step=target.checkpoint.step,
         train_tokens=meta["tokens"],
