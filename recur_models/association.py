@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import linear, upcast
-from recur_models.protocol import Carried
+from recur_models.layers import Carried, linear, upcast
 
 ROLLS = 3
 """DPFP's ν: features are rolled by 1 to ν places."""

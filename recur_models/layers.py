@@ -246,3 +246,17 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None 
         logits = logits if mask is None else logits.masked_fill(~mask, MASKED)
         return (torch.softmax(logits, dim=-1) @ v).unflatten(0, q_HnE.shape[:-3])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])
+
+
+class Carried(nn.Module):
+    """Returns the new recurrent state. A probe hooks it to compare the states before and after some tokens."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return after
+
+
+def relative_change(before: Tensor, after: Tensor) -> Tensor:
+    """rms of the change of a state over its rms before; 1 if it was zero."""
+    energy = before.float().square().mean()
+    change = (after - before).float().square().mean()
+    return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.hidden import note
+from recur_models.layers import Carried, relative_change
 from recur_models.losses import untied_output
 from recur_models.protocol import (
-    Carried,
     IncrementalDecoder,
     ModelConfig,
     Places,
@@ -28,7 +28,6 @@ from recur_models.protocol import (
     RecurrentModel,
     State,
     check_sizes,
-    relative_change,
     reset,
 )
 

@@ -34,16 +34,14 @@ from torch import Tensor, nn
 from recur_models.association import Association, association_costs
 from recur_models.costs import Costs, scales
 from recur_models.hidden import note
-from recur_models.layers import PositionBias, upcast
+from recur_models.layers import Carried, PositionBias, relative_change, upcast
 from recur_models.protocol import (
-    Carried,
     IncrementalDecoder,
     Places,
     Probe,
     State,
     join_layers,
     layer_state,
-    relative_change,
     reset,
     with_dtypes_of,
 )

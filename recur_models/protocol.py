@@ -202,14 +202,13 @@ class RecurrentModel(nn.Module, ABC):
         Returns nats per token [B, T] in float32 (0 where ignored) when there are targets, else logits [B, T, V]; and the
         State after the segment, still attached to the graph: the caller detaches it.
 
-        Raises ValueError when T is no multiple of the block, the targets are not of the tokens' shape, or the State is of another
-        batch or another model.
+        Raises ValueError when T is no multiple of the block, or when tokens, targets, State and model do not fit one another.
         """
         state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
+            given = f"{tuple(targets_BT.shape)}, but tokens {tuple(tokens_BT.shape)}"
             raise ValueError(
-                f"targets have shape {tuple(targets_BT.shape)}, but tokens {tuple(tokens_BT.shape)}: give a target for each token, "
-                f"{IGNORED} where nothing is predicted"
+                f"targets have shape {given}: give each token one, or {IGNORED} where nothing is predicted"
             )
         return self.read_segment(tokens_BT, state, fresh_BK, targets_BT)
 
@@ -297,20 +296,6 @@ class Probe:
     """Computes a scalar from the first argument of ``module`` and the output of ``until``."""
     until: nn.Module | None = None
     """A module that runs after ``module``; by default the same one."""
-
-
-class Carried(nn.Module):
-    """Returns the new recurrent state. A probe hooks it to compare the states before and after some tokens."""
-
-    def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        return after
-
-
-def relative_change(before: Tensor, after: Tensor) -> Tensor:
-    """rms of the change of a state over its rms before; 1 if it was zero."""
-    energy = before.float().square().mean()
-    change = (after - before).float().square().mean()
-    return torch.where(energy > 0, (change / energy.clamp(min=1e-30)).sqrt(), 1.0)
 
 
 def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
