@@ -8,14 +8,24 @@ none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import mean
+from typing import Literal
 
+import numpy as np
+
+from pipelines.reports.seeds import grouped
+from pipelines.tracking.chance import Difference, paired_over_seeds
 from pipelines.tracking.score import Evaluation, Score
 
 NEXT_TO_NOTHING = 0.0005
 """Share of all bits below which State counts as worth next to nothing, even beyond chance: it prints as 0.0 %."""
 UNKNOWN = ", chance not known"
 """End of a sentence on a difference that cannot be compared with chance."""
+ONE_EACH = " (one training each)"
+"""End of a sentence on a lead that is beyond the chance of the text, where that of the seeds is not known."""
 
 
 def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> str:
@@ -59,37 +69,85 @@ def digits(bits: float) -> str:
     return f"{bits:.4f}" if bits >= 5e-5 or not bits > 1e-12 else f"{bits:.{-math.floor(math.log10(bits))}f}"
 
 
+@dataclass(frozen=True)
+class Group:
+    """A row of `grouped`: the trainings of a model that differ in their seed alone, or one training."""
+
+    name: str
+    trainings: list[Evaluation]
+
+    def mean(self, value: Callable[[Evaluation], float]) -> float:
+        return mean(map(value, self.trainings))
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return [e.checkpoint for e in self.trainings]
+
+    @property
+    def named(self) -> str:
+        """Its name, and how many trainings it has."""
+        seeds = len(self.trainings)
+        name = self.name.removesuffix(f", {seeds} seeds")
+        return f"{name} ({seeds} seeds)" if seeds > 1 else f"{name} (one training)"
+
+
 def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     """A sentence for each other model on the best one's text: the lead of the best, in errors if all splits are labelled, else in
-    bits per byte. A lead within chance is reported as level.
+    bits per byte. A lead within chance is reported as level. Trainings that differ in the seed alone are one model: their means are
+    compared, and chance includes how far the seeds differ (`chance.paired_over_seeds`).
     """
     labelled = all(e.carried.errors is not None for e in evaluations)
 
-    def value(e: Evaluation) -> float:
-        return e.carried.error_rate if labelled else e.carried.bits_per_byte
+    def value(group: Group) -> float:
+        return group.mean(lambda e: e.carried.error_rate if labelled else e.carried.bits_per_byte)
 
-    evaluations = [e for e in evaluations if math.isfinite(value(e))]  # beside texts, a labelled split has no bytes
-    if not evaluations:
+    groups = [Group(name, [evaluations[place] for place in places]) for name, places in grouped(evaluations).items()]
+    groups = [group for group in groups if math.isfinite(value(group))]  # beside texts, a labelled split has no bytes
+    if not groups:
         return []
-    best = min(evaluations, key=value)
-    others = [e for e in evaluations if e.text == best.text and value(e) > value(best)]
+    best = min(groups, key=value)
     lead = _lead_in_errors if labelled else _lead_in_bits
-    return [lead(best, other) for other in others]
+    text = best.trainings[0].text
+    return [lead(best, other) for other in groups if other.trainings[0].text == text and value(other) > value(best)]
 
 
-def _lead_in_errors(best: Evaluation, other: Evaluation) -> str:
-    found = best.carried.less_than(other.carried, "errors")
-    least = f"{best.carried.error_rate:.2%}"
-    more = f"{other.carried.error_rate:.2%}"
+def _lead_in_errors(best: Group, other: Group) -> str:
+    found = _difference(best, other, "errors")
+    one, two, end = _names(best, other)
+    least, more = (f"{group.mean(lambda e: e.carried.error_rate):.2%}" for group in (best, other))
     if found and not found.beyond_chance:
-        return f"{best.name} and {other.name} are level: {least} and {more} of the labels are wrong, within chance"
-    return f"{best.name} is wrong in {least} of the labels, {other.name} in {more}{'' if found else UNKNOWN}"
+        return f"{one} and {two} are level: {least} and {more} of the labels are wrong, within chance"
+    return f"{one} is wrong in {least} of the labels, {two} in {more}{end if found else UNKNOWN}"
 
 
-def _lead_in_bits(best: Evaluation, other: Evaluation) -> str:
-    found = best.carried.less_than(other.carried)
-    share = 1 - best.carried.bits_per_byte / other.carried.bits_per_byte
+def _lead_in_bits(best: Group, other: Group) -> str:
+    found = _difference(best, other, "nats")
+    one, two, end = _names(best, other)
+    more = other.mean(lambda e: e.carried.nats)
+    share = 1 - best.mean(lambda e: e.carried.nats) / more
     if found and not found.beyond_chance:
-        margin = found.margin * best.carried.tokens / other.carried.nats
-        return f"{best.name} and {other.name} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
-    return f"{best.name} needs {share:.1%} fewer bits per byte than {other.name}{'' if found else UNKNOWN}"
+        margin = found.margin * best.trainings[0].carried.tokens / more
+        return f"{one} and {two} are level: {share:.2%} apart in bits per byte, within chance (± {margin:.2%})"
+    return f"{one} needs {share:.1%} fewer bits per byte than {two}{end if found else UNKNOWN}"
+
+
+def _names(best: Group, other: Group) -> tuple[str, str, str]:
+    """What both are called, and the end of a sentence on a lead: how far other seeds differ is not known of one training each."""
+    if max(len(best.trainings), len(other.trainings)) > 1:
+        return best.named, other.named, ""
+    return best.name, other.name, "" if best.checkpoints == other.checkpoints else ONE_EACH
+
+
+def _difference(best: Group, other: Group, what: Literal["nats", "errors"]) -> Difference | None:
+    """By how much the best one needs less than the other, per token. None if chance cannot be estimated (`Score.less_than`)."""
+    pairs = product(best.trainings, other.trainings)
+    if any(one.carried.less_than(two.carried, what) is None for one, two in pairs):
+        return None
+
+    def sums(group: Group) -> np.ndarray:
+        trainings = sorted(group.trainings, key=lambda e: e.checkpoint)
+        return np.array([getattr(e.carried, f"group_{what}") for e in trainings], float)
+
+    tokens_G = np.array(best.trainings[0].carried.group_tokens, np.int64)
+    same = sorted(best.checkpoints) == sorted(other.checkpoints)
+    return paired_over_seeds(sums(best), sums(other), tokens_G, same_trainings=same)

@@ -3,20 +3,21 @@
     edges = edges_of(starts)                           # the text as groups: documents, or parts of them where these are few
     found = paired(one_G, other_G, tokens_G)           # sums of nats in each group, and its tokens
     found.mean, found.margin, found.beyond_chance
+    found = paired_over_seeds(ours_SG, theirs_SG, tokens_G)   # the same of two models, each trained with several seeds
 
 A text is a sample of all that could be read. The difference per token is a ratio of sums over groups, and its standard error
 that of the ratio (Cochran 1977, section 2.11); the margin is the half of its 95 % interval by Student's t. Where both passes cost
 as much in every group but for noise, the difference lies within the margin in 19 of 20 texts.
 
-Letters: G groups.
+Letters: S seeds, G groups.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from statistics import NormalDist
 
 import numpy as np
 
@@ -39,11 +40,13 @@ class Difference:
     error: float
     """Standard error of the mean."""
     groups: int
+    degrees: float
+    """Degrees of freedom of the error."""
 
     @property
     def margin(self) -> float:
         """Half of the 95 % interval."""
-        return student_t(self.groups - 1) * self.error
+        return student_t(self.degrees) * self.error
 
     @property
     def beyond_chance(self) -> bool:
@@ -80,18 +83,53 @@ def paired(one_G: np.ndarray, other_G: np.ndarray, tokens_G: np.ndarray) -> Diff
     mean = differences_G.sum() / tokens_G.sum()
     residuals_G = differences_G - mean * tokens_G
     error = math.sqrt(groups / (groups - 1) * (residuals_G**2).sum()) / tokens_G.sum()
-    return Difference(float(mean), float(error), groups)
+    return Difference(float(mean), float(error), groups, groups - 1)
 
 
-def student_t(degrees: int) -> float:
-    """The quantile of Student's t that leaves `TAIL` above it, to 0.2 % from four degrees of freedom on (Cornish and Fisher's
-    expansion, Abramowitz and Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(1 - TAIL)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92_160,
-    )
-    return sum(term / degrees**power for power, term in enumerate(terms))
+def paired_over_seeds(
+    ours_SG: np.ndarray, theirs_SG: np.ndarray, tokens_G: np.ndarray, *, same_trainings: bool = False
+) -> Difference | None:
+    """The difference of two models' means over seeds, from each training's sums over the same groups. With one seed each it is
+    that of `paired`; None as there.
+
+    Both the text and the trainings are samples. To the variance of `paired` for the means over seeds come the variances of both
+    means over their seeds, s² / S. The degrees of freedom are those of Welch and Satterthwaite: (Σ v)² / Σ (v² / degrees of v),
+    where v has groups − 1 or S − 1. A model with one seed is taken to vary by the other's s². What a seed changes in single
+    documents is in both variances, so the error is rather too large.
+
+    Where the models are equal, a difference is found in 4 to 7 % of cases with two to five seeds each, and in up to 12 % with one
+    against two (5 % are expected).
+
+    Args:
+        same_trainings: whether both are the same trainings in the same order, read in two ways. Then the seeds are paired too.
+    """
+    found = paired(ours_SG.mean(0), theirs_SG.mean(0), tokens_G)
+    if found is None:
+        return None
+    sides = [theirs_SG - ours_SG] if same_trainings else [ours_SG, theirs_SG]
+    means = [side_SG.sum(1) / tokens_G.sum() for side_SG in sides]
+    several = [mean_S for mean_S in means if len(mean_S) > 1]
+    variances = [(float(mean_S.var(ddof=1)) / len(mean_S), float(len(mean_S) - 1)) for mean_S in several]
+    if len(several) == 1:  # its s² holds for the other side as well
+        (known_S,) = several
+        known = float(known_S.var(ddof=1))
+        variances = [(known * sum(1 / len(mean_S) for mean_S in means), float(len(known_S) - 1))]
+    variances.append((found.error**2, found.degrees))
+    total = sum(variance for variance, _ in variances)
+    if total == 0:
+        return found
+    degrees = total**2 / sum(variance**2 / degrees for variance, degrees in variances)
+    return Difference(found.mean, math.sqrt(total), found.groups, degrees)
+
+
+@lru_cache
+def student_t(degrees: float) -> float:
+    """The quantile of Student's t that leaves `TAIL` above it, for 1 degree of freedom or more.
+
+    With t = √degrees · tan(angle), the density of the angle is proportional to cos(angle) ** (degrees − 1). It is integrated.
+    """
+    angles = np.linspace(0, math.pi / 2, 20_001)
+    density = np.cos(angles) ** (degrees - 1)
+    mass = np.append(0.0, np.cumsum(density[1:] + density[:-1]))
+    angle = np.interp(1 - 2 * TAIL, mass / mass[-1], angles)
+    return math.sqrt(degrees) * math.tan(angle)

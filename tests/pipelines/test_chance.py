@@ -1,4 +1,4 @@
-"""Whether two passes over a text differ by more than chance: against scipy's paired test, and in the sentences that say it."""
+"""Whether two passes over a text, or models over seeds, differ by more than chance: against scipy, and in sentences."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pipelines.reports.evaluation import read_report, write_report
 from pipelines.reports.evaluation_findings import leads, remark_on
 from pipelines.reports.sweep_findings import against_baseline
 from pipelines.reports.sweep_result import MetricPoint, SweepResult, TrialResult
-from pipelines.tracking.chance import edges_of, paired
-from pipelines.tracking.score import Score
+from pipelines.tracking.chance import edges_of, paired, paired_over_seeds, student_t
+from pipelines.tracking.score import Evaluation, Score
 from tests.small_evaluations import REC, SLIDE
 
 BIT = math.log(2)
@@ -48,6 +48,64 @@ def test_no_difference_is_found_in_noise_and_a_small_one_where_there_is_one() ->
         assert same and more
         false, true = false + same.beyond_chance, true + more.beyond_chance
     assert false <= 40 and true >= 380  # 5 % are expected
+
+
+def test_seeds_on_a_text_without_chance_are_scipys_welch_test() -> None:
+    rng = np.random.default_rng(0)
+    sizes_G = np.arange(10, 22)
+    ours_S, theirs_S = rng.normal(4, 0.1, 3), rng.normal(4.3, 0.2, 4)
+    found = paired_over_seeds(np.outer(ours_S, sizes_G), np.outer(theirs_S, sizes_G), sizes_G)
+    assert found
+    expected = stats.ttest_ind(theirs_S, ours_S, equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert found.mean == pytest.approx(theirs_S.mean() - ours_S.mean())
+    assert (found.degrees, found.margin) == (
+        pytest.approx(expected.df),
+        pytest.approx((interval.high - interval.low) / 2),
+    )
+
+    # One training is taken to vary as the other model's do: Student's test with one against three.
+    alone = paired_over_seeds(np.outer(ours_S, sizes_G), np.outer(theirs_S[:1], sizes_G), sizes_G)
+    assert alone and alone.degrees == pytest.approx(2)
+    assert alone.error == pytest.approx(ours_S.std(ddof=1) * math.sqrt(1 / 3 + 1))
+
+    # The same trainings, read in two ways, are paired.
+    changes_S = np.array([0.1, 0.2, 0.12])
+    again = paired_over_seeds(
+        np.outer(ours_S, sizes_G), np.outer(ours_S + changes_S, sizes_G), sizes_G, same_trainings=True
+    )
+    expected = stats.ttest_rel(ours_S + changes_S, ours_S)
+    assert again and again.mean / again.error == pytest.approx(expected.statistic)
+    assert again.degrees == pytest.approx(2)
+
+
+def test_one_seed_each_is_the_paired_test_of_the_text() -> None:
+    rng = np.random.default_rng(0)
+    one_G, other_G, sizes_G = rng.normal(40, 5, 12), rng.normal(41, 5, 12), np.full(12, 16)
+    assert paired_over_seeds(one_G[None], other_G[None], sizes_G) == paired(one_G, other_G, sizes_G)
+    assert paired_over_seeds(np.ones((2, 4)), np.ones((2, 4)), np.ones(4)) is None
+    same = paired_over_seeds(np.ones((2, 9)), np.ones((2, 9)), np.ones(9))
+    assert same and not same.beyond_chance
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 10.0])
+def test_seeds_of_equal_models_seldom_differ(spread: float) -> None:
+    """``spread``: what seeds differ by, in standard errors of the text."""
+    rng = np.random.default_rng(0)
+    sizes_G = np.full(16, 50)
+    found = 0
+    for _ in range(500):
+        ours_SG, theirs_SG = (4 + rng.normal(0, spread, (2, 1)) + rng.normal(0, 1, (2, 16)) for _ in range(2))
+        theirs_SG += rng.normal(0, 4, 16)
+        difference = paired_over_seeds(ours_SG * sizes_G, theirs_SG * sizes_G, sizes_G)
+        assert difference
+        found += difference.beyond_chance
+    assert found <= 40  # 25 are expected
+
+
+@pytest.mark.parametrize("degrees", [1, 1.5, 2, 3, 7.3, 12, 999])
+def test_students_t_is_scipys(degrees: float) -> None:
+    assert student_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-4)
 
 
 def test_too_little_text_shows_nothing() -> None:
@@ -153,6 +211,63 @@ def test_a_lead_within_chance_is_none() -> None:
     assert leads(errors) == ["a and b are level: 3.00% and 4.00% of the labels are wrong, within chance"]
     errors[1] = replace(errors[1], carried=scored(1.0, [9, 8] * 6))
     assert leads(errors) == ["a is wrong in 3.00% of the labels, b in 8.50%"]
+
+
+def seeds(name: str, *bits: float) -> list[Evaluation]:
+    """Trainings of one model, of so many bits a token."""
+    return [
+        replace(
+            SLIDE,
+            name=f"{name}-s{seed}",
+            carried=scored(each + NOISE * (name != "rec")),
+            checkpoint=f"runs/{name}-s{seed}",
+            seed=seed,
+            config_hash=name,
+        )
+        for seed, each in enumerate(bits)
+    ]
+
+
+def test_one_training_each_does_not_say_what_seeds_change() -> None:
+    (rec,), (far,), (near,) = seeds("rec", 4.0), seeds("far", 4.2), seeds("near", 4.001)
+    said = leads([rec, far, near])
+    assert said[0] == "rec-s0 needs 4.8% fewer bits per byte than far-s0 (one training each)"
+    assert said[1].startswith("rec-s0 and near-s0 are level: 0.02% apart in bits per byte, within chance (± 0.1")
+    # The same weights, read in another way
+    assert leads([rec, replace(far, checkpoint=rec.checkpoint)]) == [
+        "rec-s0 needs 4.8% fewer bits per byte than far-s0"
+    ]
+
+
+def test_a_lead_within_the_chance_of_seeds_is_none() -> None:
+    rec, slide = seeds("rec", 4.1, 4.0), seeds("slide", 4.12, 4.03)
+    (said,) = leads([*slide, *rec])  # and nothing of rec-s1 against rec-s0
+    assert re.fullmatch(
+        r"rec \(2 seeds\) and slide \(2 seeds\) are level: 0\.61% apart in bits per byte, within chance \(± 7\.\d\d%\)",
+        said,
+    )
+    lone = leads([*seeds("rec", 4.0, 4.01, 4.02), *seeds("far", 5.0)])
+    assert lone == ["rec (3 seeds) needs 19.8% fewer bits per byte than far-s0 (one training)"]
+    wider = [replace(e, name=f"wide-{e.name}", config_hash="wide") for e in rec]
+    wider = [replace(e, carried=scored(bits)) for e, bits in zip(wider, (4.09, 3.99), strict=True)]
+    assert leads([*rec, *wider]) == ["wide-rec (2 seeds) needs 0.2% fewer bits per byte than rec (2 seeds)"]
+    old = [replace(e, carried=replace(e.carried, group_nats=())) for e in slide]
+    assert leads([*rec, *old]) == [
+        "rec (2 seeds) needs 0.6% fewer bits per byte than slide (2 seeds), chance not known"
+    ]
+
+
+def test_errors_are_compared_over_seeds() -> None:
+    def labelled(name: str, *wrong: int) -> list[Evaluation]:
+        found = zip(seeds(name, *[1.0] * len(wrong)), wrong, strict=True)
+        return [replace(e, carried=scored(1.0, [each + 1, each] * 6)) for e, each in found]
+
+    assert leads([*labelled("a", 2, 6), *labelled("b", 4, 8)]) == [
+        "a (2 seeds) and b (2 seeds) are level: 4.50% and 6.50% of the labels are wrong, within chance"
+    ]
+    assert leads([*labelled("b", 30, 31), *labelled("a", 2, 3)]) == [
+        "a (2 seeds) is wrong in 3.00% of the labels, b (2 seeds) in 31.00%"
+    ]
 
 
 def test_parts_that_two_models_cut_elsewhere_are_not_compared() -> None:
