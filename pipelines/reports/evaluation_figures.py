@@ -22,6 +22,12 @@ from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
+LEGEND_INSIDE = 6
+"""Entries up to which a legend is among the curves. With more, it would cover them."""
+LEGEND_LINE = 0.19
+"""Height in inches of a line of a legend below the curves."""
+LEGEND_HALF = 56
+"""Characters of the longest entry with which two fit into such a line."""
 PASSES = (
     ("carried", "State carried", "-"),
     ("cleared_states", "recurrent states cleared", "--"),
@@ -93,6 +99,8 @@ class Worth(NamedTuple):
     best: str
     bits: float
     """Bits per token that the best one needs."""
+    seeds_SP: np.ndarray
+    """How many percent more bits each seed of the best one needs than their mean, up to each position [seeds, P]."""
     ends_P: np.ndarray
     """Positions in the document, in tokens."""
     lines: list[tuple[str, str, str, np.ndarray]]
@@ -118,7 +126,7 @@ def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
             if (name, style) != (best, "-"):
                 against = own_SP if name == best and len(scores) == len(of) else mean_P
                 lines.append((name, what, style, 100 * (bits(scores) / against - 1)))
-    return Worth(best, float(mean_P[-1]), ends_P, lines)
+    return Worth(best, float(mean_P[-1]), 100 * (own_SP / mean_P - 1), ends_P, lines)
 
 
 def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
@@ -128,7 +136,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     """
     if not of_one_text(evaluations) or is_labelled(evaluations):
         return []
-    best, bits, ends_P, lines = worth_of(evaluations)
+    best, bits, seeds_SP, ends_P, lines = worth_of(evaluations)
     if not lines:
         return []
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
@@ -139,15 +147,25 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     for name, what, style, more_SP in lines:
         label = f"{names[name]}, {what}: {more_SP[:, -1].mean():+.1f} %"
         plot_mean(axes, ends_P[shown], more_SP[:, shown], style, color=colours[name], linewidth=1.8, label=label)
-    axes.axhline(
-        0, color=colours[best], linewidth=1.8, label=f"{names[best]}, State carried: {bits:.4f} bits per token"
-    )
+    label = f"{names[best]}, State carried: {bits:.4f} bits per token"
+    plot_mean(axes, ends_P[shown], seeds_SP[:, shown], "-", color=colours[best], linewidth=1.8, label=label)
     _label_positions(axes)
     axes.yaxis.set_major_formatter("{x:+.1f} %")
     axes.set_ylabel("more bits per token,\nmean up to the position")
     axes.set_title(f"What State is worth on {evaluations[0].split}: lower is better", fontsize=11)
-    axes.legend(fontsize=9, framealpha=0.9)
+    _legend(figure, axes)
     return [save_figure(figure, path)]
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """A legend among the curves; with many entries below them, where the figure becomes higher by it."""
+    _, labels = axes.get_legend_handles_labels()
+    if len(labels) <= LEGEND_INSIDE:
+        axes.legend(fontsize=9, framealpha=0.9)
+        return
+    columns = 2 if max(map(len, labels)) <= LEGEND_HALF else 1
+    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * math.ceil(len(labels) / columns))
+    figure.legend(loc="outside lower center", fontsize=9, ncols=columns)
 
 
 def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:

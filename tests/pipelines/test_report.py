@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from rich.console import Console
 from rich.table import Table
 
+from pipelines.reports import evaluation_figures
 from pipelines.reports.evaluation import (
     evaluation_rows,
     evaluation_table,
@@ -276,6 +277,40 @@ def test_plots_of_one_model_and_of_models_with_different_blocks(tmp_path: Path) 
     other = replace(SLIDE, carried=Score(88 * BIT, 20, 5, 40, 2, 8, (80 * BIT, 8 * BIT), (16, 4)))
     assert colours(plot_cumulative([REC], tmp_path / "one.png")) > 20
     assert colours(plot_cumulative([other, REC], tmp_path / "two.png")) > 20
+
+
+@pytest.mark.parametrize(("models", "letters", "columns"), [(2, 2, 0), (3, 2, 2), (3, 30, 1)])
+def test_a_long_legend_is_below_the_curves(
+    models: int, letters: int, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(evaluation_figures, "save_figure", lambda figure, path: figures.append(figure))
+    plot_worth([replace(REC, name=f"{number}" * letters) for number in range(models)], tmp_path / "worth.png")
+    (figure,) = figures
+    (axes,) = figure.axes
+    figure.draw_without_rendering()
+    if not columns:  # six entries
+        assert axes.get_legend() and not figure.legends
+        return
+    (legend,) = figure.legends
+    assert axes.get_legend() is None and len(legend.get_texts()) == 9
+    box, curves = legend.get_window_extent(), axes.get_window_extent()
+    assert box.y1 < curves.y0 and box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert curves.height > 250  # of 420
+    assert len({round(text.get_window_extent().x0) for text in legend.get_texts()}) == columns
+
+
+def test_the_best_of_several_seeds_has_a_band_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(evaluation_figures, "save_figure", lambda figure, path: figures.append(figure))
+    worst = replace(SLIDE, name="worst", carried=score(8.0, 8.0, 8.0))
+    plot_worth([*SEEDS, worst], tmp_path / "worth.png")
+    (axes,) = figures[0].axes
+    (band,) = axes.collections
+    vertices: Any = band.get_paths()[0].vertices
+    ends = {round(height, 3) for position, height in vertices.tolist() if position == 12}
+    assert ends == {-4.167, 4.167}  # the seeds need 92, 96 and 100 bits
+    assert worth_of([*SEEDS, worst]).seeds_SP[:, -1] == pytest.approx([-100 / 24, 0, 100 / 24])
 
 
 def test_the_band_of_seeds_is_the_deviation_of_the_table() -> None:
