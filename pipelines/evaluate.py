@@ -42,7 +42,7 @@ from pipelines.inference.targets import (
 )
 from pipelines.inference.trained import weights_damaged
 from pipelines.reports.evaluation import PICTURES, evaluation_rows, evaluation_table, seeds_of, write_report
-from pipelines.reports.evaluation_findings import leads, remark_on
+from pipelines.reports.evaluation_findings import leads, remarks
 from pipelines.reports.index import refresh_index
 from pipelines.reports.split_text import characters_of, unigram_bits_per_byte
 from pipelines.terminal import cli
@@ -186,13 +186,10 @@ def report(
     if several:
         print_wide(several, 130)
     for evaluation in evaluations:
-        if evaluation.cleared_states:
-            # The unigram reference holds for the first target's store alone.
-            alike = evaluation.store_fingerprint == evaluations[0].store_fingerprint
-            reference = unigram if alike else None
-            print(
-                f"{evaluation.name}: {remark_on(evaluation.carried, evaluation.cleared_states, reference)}", flush=True
-            )
+        # The unigram reference holds for the first target's store alone.
+        alike = evaluation.store_fingerprint == evaluations[0].store_fingerprint
+        for remark in remarks(evaluation, unigram if alike else None):
+            print(f"{evaluation.name}: {remark}", flush=True)
     for line in leads(evaluations):
         print(line, flush=True)
     paths = write_report(evaluations, report_folder.folder, unigram=unigram)

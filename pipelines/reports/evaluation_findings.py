@@ -1,8 +1,7 @@
-"""An evaluation's findings in sentences: the worth of recurrent states, and the leading model. A difference within chance counts as
-none.
+"""An evaluation's findings in sentences: the worth of State, and the leading model. A difference within chance counts as none.
 
-    remark_on(evaluation.carried, evaluation.cleared_states, unigram=4.1)
-    leads(evaluations)
+remarks(evaluation, unigram=4.1)
+leads(evaluations)
 """
 
 from __future__ import annotations
@@ -22,16 +21,38 @@ from pipelines.tracking.score import Evaluation, Score
 
 NEXT_TO_NOTHING = 0.0005
 """Share of all bits below which State counts as worth next to nothing, even beyond chance: it prints as 0.0 %."""
+CLEARED = {
+    "states": ("its recurrent states", "they", "carry", "them"),
+    "State": ("all of its State", "it", "carries", "it"),
+}
+"""The words for what was cleared: its name, the pronouns, and the verb between them."""
 UNKNOWN = ", chance not known"
 """End of a sentence on a difference that cannot be compared with chance."""
 ONE_EACH = " (one training each)"
 """End of a sentence on a lead that is beyond the chance of the text, where that of the seeds is not known."""
 
 
-def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> str:
-    """A sentence on whether a model's recurrent states are worth anything yet. ``unigram`` (bits per byte), if known: a model that
-    is no better has learned too little to judge this.
+def remarks(evaluation: Evaluation, unigram: float | None = None) -> list[str]:
+    """What its recurrent states are worth, and what all of its State is, in a sentence each, as far as these were cleared. Where
+    both passes have the same sum, the State has no other part, and one sentence suffices.
     """
+    carried, states, everything = evaluation.carried, evaluation.cleared_states, evaluation.cleared_all
+    found = [remark_on(carried, states, unigram)] if states else []
+    if everything and not (states and states.nats == everything.nats):
+        found.append(remark_on(carried, everything, unigram, "State"))
+    return found
+
+
+def remark_on(
+    carried: Score, cleared: Score, unigram: float | None = None, what: Literal["states", "State"] = "states"
+) -> str:
+    """A sentence on whether a model's State is worth anything yet.
+
+    Args:
+        unigram: bits per byte of the unigram reference, if known: a model that is no better has learned too little to judge this.
+        what: what was cleared: the recurrent states, or all of the State.
+    """
+    part, they, carry, them = CLEARED[what]
     unit = "byte" if carried.errors is None else "label"
     per = carried.bytes if carried.errors is None else carried.tokens
     bits = carried.tokens / math.log(2) / per if per else math.nan  # bits per unit for one nat per token
@@ -41,26 +62,26 @@ def remark_on(carried: Score, cleared: Score, unigram: float | None = None) -> s
     found = carried.less_than(cleared)
     if worth != 0 and found is None:
         does = "costs" if worth > 0 else "saves"
-        return f"clearing its recurrent states {does} {amount}, but the split is too short to tell this from chance"
+        return f"clearing {part} {does} {amount}, but the split is too short to tell this from chance"
     if worth > 0 and found and found.beyond_chance:
         if unigram is not None and not carried.bits_per_byte < unigram:
             return (
-                f"clearing its recurrent states costs {amount}, but the model predicts no better than the unigram reference: train "
-                "it for longer before you judge its states"
+                f"clearing {part} costs {amount}, but the model predicts no better than the unigram reference: train "
+                f"it for longer before you judge its {what}"
             )
-        carry = "something" if share >= NEXT_TO_NOTHING else "next to nothing"
-        return f"clearing its recurrent states costs {amount}, so they carry {carry}"
+        something = "something" if share >= NEXT_TO_NOTHING else "next to nothing"
+        return f"clearing {part} costs {amount}, so {they} {carry} {something}"
     if not carried.shows_worth:
         return (
-            "the worth of its recurrent states cannot be seen: most tokens are in the first segment of their document; try a "
+            f"the worth of {part} cannot be seen: most tokens are in the first segment of their document; try a "
             "shorter --segment-length"
         )
     if found and found.beyond_chance:
-        return f"clearing its recurrent states saves {amount}: it predicts better without them"
+        return f"clearing {part} saves {amount}: the model predicts better without {them}"
     margin = f" ± {digits(found.margin * bits)}" if found else ""
     return (
-        f"clearing its recurrent states changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): it does not use them "
-        "yet. Train it for longer; results/state_worth shows such runs"
+        f"clearing {part} changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): the model does not use "
+        f"{them} yet. Train it for longer; results/state_worth shows such runs"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from pipelines.reports.evaluation import read_report, write_report
-from pipelines.reports.evaluation_findings import leads, remark_on
+from pipelines.reports.evaluation_findings import leads, remark_on, remarks
 from pipelines.reports.sweep_findings import against_baseline
 from pipelines.reports.sweep_result import MetricPoint, SweepResult, TrialResult
 from pipelines.tracking.chance import edges_of, paired, paired_over_seeds, student_t
@@ -146,11 +146,11 @@ NOISE = np.tile([0.01, -0.01], 6)
     ("cleared", "says"),
     [
         (4.4 + NOISE, r"^clearing its recurrent states costs 0\.2000 bits per byte \(10\.0%\), so they carry something$"),
-        (4.001 + NOISE, r"changes nothing beyond chance \(\+0\.0005 ± 0\.003\d bits per byte\): it does not use them yet"),
-        (3.999 + NOISE, r"changes nothing beyond chance \(-0\.0005 ± 0\.003\d bits per byte\): it does not use them yet"),
+        (4.001 + NOISE, r"changes nothing beyond chance \(\+0\.0005 ± 0\.003\d bits per byte\): the model does not use them yet"),
+        (3.999 + NOISE, r"changes nothing beyond chance \(-0\.0005 ± 0\.003\d bits per byte\): the model does not use them yet"),
         (4.00002, r"costs 0\.00001 bits per byte \(0\.0%\), so they carry next to nothing$"),
-        (4.0, r"changes nothing beyond chance \(\+0\.0000 ± 0\.0000 bits per byte\): it does not use them yet"),
-        (3.6 + NOISE, r"saves 0\.2000 bits per byte \(10\.0%\): it predicts better without them"),
+        (4.0, r"changes nothing beyond chance \(\+0\.0000 ± 0\.0000 bits per byte\): the model does not use them yet"),
+        (3.6 + NOISE, r"saves 0\.2000 bits per byte \(10\.0%\): the model predicts better without them"),
     ],
 )  # fmt: skip
 def test_states_carry_something_where_clearing_them_costs_more_than_chance(cleared: Any, says: str) -> None:
@@ -175,6 +175,21 @@ def test_a_few_tokens_say_nothing_of_states() -> None:
     assert "cannot be seen: most tokens are in the first segment" in remark_on(
         first[1], replace(first[0], nats=carried.nats)
     )
+
+
+def test_all_of_the_state_has_a_sentence_of_its_own() -> None:
+    both = replace(REC, carried=scored(4.0), cleared_states=scored(4.2 + NOISE), cleared_all=scored(4.4 + NOISE))
+    states, everything = remarks(both)
+    assert states == "clearing its recurrent states costs 0.1000 bits per byte (5.0%), so they carry something"
+    assert everything == "clearing all of its State costs 0.2000 bits per byte (10.0%), so it carries something"
+    assert remarks(replace(both, cleared_states=None)) == [everything]  # a window, or --clear everything
+    assert remarks(replace(both, cleared_all=None)) == [states]
+    assert remarks(replace(both, cleared_all=both.cleared_states)) == [states]  # the states are all of it
+    assert remarks(SLIDE) == []
+    unigram = remarks(both, unigram=1.9)
+    assert len(unigram) == 2 and unigram[1].endswith("train it for longer before you judge its State")
+    said = [remark_on(scored(4.0), scored(bits + NOISE), what="State") for bits in (4.001, 3.6)]
+    assert "the model does not use it yet" in said[0] and said[1].endswith("predicts better without it")
 
 
 def test_a_labelled_split_beside_texts_hides_no_lead() -> None:

@@ -86,7 +86,8 @@ def test_metrics_table_and_files(
     evaluate.main([*two_runs, *QUIET])
     assert not earlier.exists()
     out = capsys.readouterr().out
-    assert "unigram" in out and "cumulative.png" in out and "clearing its recurrent states" in out
+    assert "unigram" in out and "cumulative.png" in out
+    assert out.count("rec: clearing its recurrent states") == out.count("rec: clearing all of its State") == 1
     folder = tmp_path / "runs" / "reports" / "rec-vs-other"
     with open(folder / "table.csv", newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
@@ -123,6 +124,12 @@ def test_a_state_that_is_recurrent_alone_is_cleared_in_one_pass(
     assert "all State cleared, " not in capsys.readouterr().err
     (kept,) = json.loads((run.parent / "reports" / run.name / "report.json").read_text())["evaluations"]
     assert kept["cleared_all"] == kept["cleared_states"] != kept["carried"]
+
+
+def test_the_worth_of_all_state_alone(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate.main([two_runs[0], "--clear", "everything", *QUIET])
+    out = capsys.readouterr().out
+    assert "rec: clearing all of its State" in out and "its recurrent states" not in out
 
 
 def test_a_named_checkpoint_and_another_split(two_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
