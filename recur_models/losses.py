@@ -182,7 +182,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             logits_CV = _logits(hidden_ND[chunk], weight_VD, bias_V)
             targets_C = targets_N[chunk]
             normalizer_N[chunk] = torch.logsumexp(logits_CV, dim=-1)
-            # Another id below 0, such as transformers' −100, is out of bounds here, and raises.
+            # Another id below 0, as transformers' −100, is out of bounds: an error on a CPU, a failed assertion of a GPU's kernel.
             picked_C = logits_CV.gather(1, targets_C.masked_fill(targets_C == IGNORED, 0)[:, None])[:, 0]
             nats_N[chunk] = (normalizer_N[chunk] - picked_C).masked_fill_(targets_C == IGNORED, 0.0)
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, normalizer_N, bias_V)  # pyrefly: ignore

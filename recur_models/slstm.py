@@ -76,7 +76,7 @@ class ScalarMemory(torch.autograd.Function):
         gates_THBZ, log_f, before_T3HBV, h, recurrent_HVZ, fresh_BK = ctx.saved_tensors  # pyrefly: ignore
         z, o, written, kept = gates_THBZ.chunk(4, -1)
         h_before, c_before, n_before = before_T3HBV.unbind(1)
-        # Derivatives of each token's c, n and h, for all tokens at once. h does not depend on m, which counts as a constant.
+        # For all tokens at once, x_of_y: the derivative of x by y. h does not depend on m, which counts as a constant.
         n = torch.addcmul(written, kept, n_before)
         f_of_gate = -torch.expm1(log_f) * kept
         c_and_n_of_before = kept.unbind(0)
@@ -137,14 +137,17 @@ def scalar_memory(
         h [B, T, H, V], and the states [B, 3, H, V] and m [B, H, V] after the last token, in float32 or float64.
     """
     gates_BTHZ = upcast(gates)
-    weights_and_states = (each.to(gates_BTHZ.dtype) for each in (recurrent, initial_states, initial_scale))
-    recurrent_HVZ, states, scale = weights_and_states
+    recurrent_HVZ, states, scale = (each.to(gates_BTHZ.dtype) for each in (recurrent, initial_states, initial_scale))
     if valid_BT is None:
         return ScalarMemory.apply(gates_BTHZ, recurrent_HVZ, states, scale, fresh_BK)  # pyrefly: ignore
     outputs = []
     block = gates_BTHZ.shape[1] // fresh_BK.shape[1]
     for t, gates_B1HZ in enumerate(gates_BTHZ.split(1, 1)):
-        fresh_B1 = fresh_BK[:, t // block, None] & (t % block == 0)
+        if t % block == 0:
+            fresh_B11 = fresh_BK[:, t // block, None, None]
+            states = states.masked_fill(fresh_B11[..., None], 0.0)
+            scale = scale.masked_fill(fresh_B11, EMPTY)
+        fresh_B1 = torch.zeros_like(fresh_BK[:, :1])
         h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, scale, fresh_B1)  # pyrefly: ignore
         valid_B11 = valid_BT[:, t, None, None]
         states = torch.where(valid_B11[..., None], after[0], states)

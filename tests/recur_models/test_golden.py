@@ -28,7 +28,8 @@ TOLERANCE = 1e-5
 
 EPS = {"llama_rec-layers": 1e-4}
 """AdamW's eps where it is not 1e-8. This model has layers behind an output that begins at zero. Their first gradients are near
-1e-9, which is the rounding of the losses, in float32: an eps of 1e-8 would make whole steps of it, and another CPU other losses."""
+1e-9, which is the rounding of the losses, in float32. With an eps of 1e-8 AdamW turns that rounding into full steps, and the losses
+differ between CPUs."""
 
 
 def losses(config: ModelConfig, eps: float = 1e-8) -> list[float]:

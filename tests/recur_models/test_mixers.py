@@ -258,8 +258,23 @@ def test_the_scalar_memory_is_its_recurrence_without_a_stabiliser(dtype: torch.d
     torch.testing.assert_close(states[:, 0], ours[:, -1], rtol=0, atol=0)
     after = states[:, 1:].double() * scale[:, None].double().exp()
     torch.testing.assert_close(after / n[:, None], torch.stack([c, n], 1) / n[:, None], rtol=1e-4, atol=tolerance)
-    for mine, other in zip(gradients((ours,), given), gradients((theirs,), given), strict=True):
+    expected = gradients((theirs,), given)
+    for mine, other in zip(gradients((ours,), given), expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=10 * tolerance, atol=10 * tolerance)
+    # In two calls, the second one with padding that is none: gradients pass through the States between them.
+    first_gates, second_gates = gates.to(dtype).split([16, 32], 1)
+    weights, *before = (each.to(dtype) for each in arguments[1:])
+    first, *carried = scalar_memory(first_gates, weights, *before, fresh_BK=fresh_BK[:, :1])
+    valid_BT = torch.ones(B, 32, dtype=torch.bool)
+    second, *_ = scalar_memory(second_gates, weights, *carried, fresh_BK=fresh_BK[:, 1:], valid_BT=valid_BT)
+    in_two = torch.cat([first, second], 1)
+    torch.testing.assert_close(in_two, ours, rtol=tolerance, atol=tolerance)
+    for mine, other in zip(gradients((in_two,), given), expected, strict=True):
+        torch.testing.assert_close(mine, other, rtol=10 * tolerance, atol=10 * tolerance)
+    # A document begins although its first token is padding: the State is reset all the same.
+    padding_B1 = torch.zeros(B, 1, dtype=torch.bool)
+    _, reset, scale = scalar_memory(second_gates[:, :1], weights, *carried, fresh_BK=~padding_B1, valid_BT=padding_B1)
+    assert not reset.any() and (scale < -1e29).all()
     if dtype == torch.float32:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             again, *_ = scalar_memory(*(each.to(dtype) for each in arguments), fresh_BK=fresh_BK)
