@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from common.places import Listed, Place
 from data_prep.documents import SPLITS, CorpusError
@@ -97,18 +97,18 @@ def split_named(name: str) -> str | None:
     return named[-1] if named else None
 
 
-def splits_named(files: Sequence[Listed], split_by: str) -> dict[str, str | None]:
-    """The split that each file's name says; None for every file where none says one, or where ``split_by`` is "hash".
+def splits_named(names: Iterable[str], split_by: str) -> dict[str, str | None]:
+    """The split that each name of a file, or of a hub's split, says; None for all where none says one, or with ``split_by`` "hash".
 
-    Raises CorpusError where some files say a split and others do not: the others' documents would be spread over all splits.
+    Raises CorpusError where some names say a split and others do not: the others' documents would be spread over all splits.
     """
-    named = {file.name: split_named(file.name) if split_by == "file" else None for file in files}
+    named = {name: split_named(name) if split_by == "file" else None for name in names}
     if any(named.values()) and not all(named.values()):
         with_split = next(name for name, split in named.items() if split)
         without = next(name for name, split in named.items() if not split)
         raise CorpusError(
-            f"{without} does not say its split in its name, and {with_split} does: rename the former, take it out of the folder, "
-            "or give --split-by hash"
+            f"{without} does not say its split in its name, and {with_split} does: rename or remove the "
+            "former, or give --split-by hash"
         )
     return named
 
@@ -116,8 +116,8 @@ def splits_named(files: Sequence[Listed], split_by: str) -> dict[str, str | None
 def split_folders(root: Place) -> dict[str, str]:
     """The folders that are named as splits, in any case, and the split of each: train, validation or test.
 
-    Other names of splits (``training``, ``valid``, ``val``, ``dev``…) count only beside the folder of another split: alone, such a
-    folder may hold anything. Empty where there is no folder of a split.
+    Other names of splits (`_NAMED`) count only beside the folder of another split: alone, such a folder may hold anything. Empty
+    where there is no folder of a split.
     """
     names = {**_NAMED, **{name: name for name in SPLITS}}
     folders = [listed.name for listed in root.list() if listed.is_dir]

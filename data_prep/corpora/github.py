@@ -72,7 +72,7 @@ class GitHub:
         """One source for each repository, with the size of the files that are read."""
         root = folder_of(self.name, self.source)
         folders = [listed.name for listed in root.list() if listed.is_dir]
-        if ".git" in folders:
+        if ".git" in folders and not any((root / name / ".git").exists() for name in folders):
             raise CorpusError(f"{root} is a repository itself: give --source the folder that holds the repositories")
         repositories = sorted(name for name in folders if not is_hidden(name))
         if not repositories:

@@ -3,7 +3,7 @@
     pip install datasets
     python -m pipelines.prepare hub --source OWNER/NAME --text-column text --tokenizer sentencepiece:32000
 
-The hub's splits train, validation (valid, val, dev) and test are kept; a document is a row. Each machine fetches the data set
+The hub's splits train, validation (valid, val, dev, eval) and test are kept; a document is a row. Each machine fetches the data set
 once, as a whole, into the cache of `datasets` (HF_HOME), and reads rows from there: where that has no room, give a few shards at a
 time to `parquet` or `jsonl`.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from data_prep.corpora.encodings import text_of_cell
-from data_prep.corpora.files import split_named
+from data_prep.corpora.files import splits_named
 from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 
@@ -47,14 +47,16 @@ class Hub:
         return {"text_column": self.text_column}
 
     def splits_by_hash(self) -> bool:
-        return self.split_by == "hash" or not any(map(split_named, self._load()))
+        return not any(splits_named(self._load(), self.split_by).values())
 
     def sources(self, split: str) -> list[Source]:
         """One source for each row of the data set. Raises CorpusError where it cannot be loaded."""
         found = []
-        for name, rows in self._load().items():
+        loaded = self._load()
+        splits = splits_named(loaded, self.split_by)
+        for name, rows in loaded.items():
             refuse_lines(self._texts(rows, 0, 3), f"data set {self.source}")
-            named = split_named(name) if self.split_by == "file" else None
+            named = splits[name]
             if named not in (None, split):
                 continue
             for start in range(0, len(rows), ROWS):

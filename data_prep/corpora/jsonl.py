@@ -86,7 +86,7 @@ class JsonLines:
         return name.lower().endswith(ENDINGS) and name.rpartition("/")[2] not in NOT_DATA
 
     def splits_by_hash(self) -> bool:
-        return not any(splits_named(self._files(), self.split_by).values())
+        return not any(splits_named((file.name for file in self._files()), self.split_by).values())
 
     def sources(self, split: str) -> Sequence[Source]:
         """One source for each document: a line, or the lines of a thread."""
@@ -94,7 +94,7 @@ class JsonLines:
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
         files = self._files()
-        splits = splits_named(files, self.split_by)
+        splits = splits_named((file.name for file in files), self.split_by)
         if not self.thread_field:
             self._refuse_lines(files[0])
         for file in files:

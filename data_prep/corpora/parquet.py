@@ -71,7 +71,7 @@ class Parquet:
         return {"text_column": self.text_column}
 
     def splits_by_hash(self) -> bool:
-        return not any(splits_named(self._files(), self.split_by).values())
+        return not any(splits_named((file.name for file in self._files()), self.split_by).values())
 
     def sources(self, split: str) -> Sequence[Source]:
         """One source for each row."""
@@ -79,7 +79,7 @@ class Parquet:
         numbered: list[NumberedFile] = []
         seen: set[str] = set()
         files = self._files()
-        splits = splits_named(files, self.split_by)
+        splits = splits_named((file.name for file in files), self.split_by)
         for file in files:
             named = splits[file.name]
             if named not in (None, split):

@@ -99,7 +99,9 @@ def test_a_file_that_says_no_split_beside_one_that_does_is_refused(packed: str, 
         else:
             pq.write_table(pa.table({"text": ["words"]}), tmp_path / f"{name}.parquet")
     by_name, by_hash = (CORPORA[packed](source=str(tmp_path), split_by=how) for how in ("file", "hash"))
-    refusal = rf"^heldout\.{packed} does not say its split in its name, and train\.{packed} does: rename the former, take it out"
+    refusal = (
+        rf"^heldout\.{packed} does not say its split in its name, and train\.{packed} does: rename or remove the former"
+    )
     for ask in (by_name.splits_by_hash, lambda: by_name.sources("train")):
         with pytest.raises(CorpusError, match=refusal):
             ask()
