@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
@@ -164,7 +165,7 @@ class Place:
             start = len(self.path.rstrip("/")) + 1 if self.path != "/" else 0
             found = [
                 Listed(Place(self.root, info.path), info.path[start:], info.size or 0, not info.is_file)
-                for info in self.filesystem.get_file_info(selector)
+                for info in self._ask(selector)
             ]
         return sorted(found, key=lambda listed: listed.name)
 
@@ -330,12 +331,18 @@ class Place:
             raise OSError(error.errno, os.strerror(error.errno), _STAGED.sub("", self.path)) from None
 
     def _info(self) -> pyarrow.fs.FileInfo:
+        return self._ask(self.path)
+
+    def _ask(self, what: Any) -> Any:
+        """`get_file_info` of a path or a selector. What the libraries of a file system in Python raise, as that of hf://, is a
+        ConnectionError.
+        """
         try:
-            return self.filesystem.get_file_info(self.path)
+            return self.filesystem.get_file_info(what)
         except (OSError, pa.ArrowException):
             raise
-        except Exception as error:  # a file system in Python, as that of hf://, raises what its libraries do
-            raise ConnectionError(f"{self.shown} cannot be reached: {str(error).partition(chr(10))[0]}") from None
+        except Exception as error:
+            raise ConnectionError(f"{self.shown} cannot be reached: {str(error).partition(chr(10))[0]}") from error
 
 
 def staged_for(name: str) -> str:

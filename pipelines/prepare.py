@@ -82,7 +82,7 @@ class PrepareConfig:
     process, without Ray. By default the CPUs of this machine, or of the whole cluster; on one machine 0 for less than 64 MB, which
     take less time than Ray takes to start."""
     overwrite: bool = False
-    """Remove the splits from the store and prepare them anew, as those that were prepared from something else, or are damaged."""
+    """Remove the splits that the store has, and prepare them anew: for splits of something else, or damaged ones."""
 
     def __post_init__(self) -> None:
         check_options(self, segment_length=0, part_bytes=1, num_workers=0)

@@ -165,8 +165,8 @@ def _start_local(num_cpus: int | None, options: dict[str, Any]) -> None:
             why = str(error).strip().partition(". ")[0]
             if not left:
                 raise UserError(
-                    f"Ray did not start in {STARTS} tries ({why}): repeat the command when the machine is less busy; prepare, "
-                    "train and evaluate do without Ray with --num-workers 0"
+                    f"Ray did not start in {STARTS} tries ({why}): repeat the command when the machine is less busy; "
+                    "prepare and train need no Ray with --num-workers 0"
                 ) from error
             print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)
 
