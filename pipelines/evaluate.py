@@ -72,9 +72,9 @@ class EvaluateConfig(TargetsConfig):
 
     @property
     def fewer_passes(self) -> str:
-        """What the report's name says where passes are left out, so that it does not replace the report with all of them."""
+        """Part of the report's name: the passes if not all, so that this report does not replace the one with all."""
         chosen = [mode for mode in LABELS if mode in self.clear]
-        return "" if chosen == list(LABELS) else f"-clear-{'-'.join(chosen) or 'nothing'}"
+        return "" if chosen == list(LABELS) else f"-passes-{'-'.join(['carried', *chosen])}"
 
 
 def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> Evaluation:

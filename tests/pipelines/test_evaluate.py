@@ -109,7 +109,7 @@ def test_fewer_passes_have_a_report_of_their_own(two_runs: list[str], tmp_path: 
     reports = tmp_path / "runs" / "reports"
     evaluate.main([two_runs[0], *QUIET])
     full = contents(reports / "rec")
-    for words, name in ((["--clear"], "rec-clear-nothing"), (["--clear", "states"], "rec-clear-states")):
+    for words, name in ((["--clear"], "rec-passes-carried"), (["--clear", "states"], "rec-passes-carried-states")):
         evaluate.main([two_runs[0], *words, *QUIET])
         (kept,) = json.loads((reports / name / "report.json").read_text())["evaluations"]
         assert kept["cleared_all"] is None and bool(kept["cleared_states"]) == (len(words) > 1)
