@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 MAX_RADIUS = 20.0
 """Radius of a panel's largest circle, in points."""
 CLOSE = 0.1
-"""Part of a panel's width or height within which points share one list of names."""
+"""Share of a panel's width and height within which points have one list of names."""
 MARKERS = "os^D"
 """Shapes of the points; the next is taken when the colours are used up."""
+LINE = 8.5
+"""Height in points of a line of a list of names."""
 
 
 class Point(NamedTuple):
@@ -128,18 +130,22 @@ def draw(results: Results, axes: Axes, column: Column, of_paper: bool) -> None:
         title = f"{results.table.sized}: {results.table.size}, the largest {short(largest)}" if largest else ""
         if is_crowded(results):
             axes.set_title(title, loc="right", fontsize=7)
-            _name_points(axes, series)
+            _name_points(axes, {name: look_of(results, name)[0] for name in series}, series)
         elif any(series):
             axes.legend(fontsize=7, title=title, title_fontsize=7)
     axes.grid(alpha=0.25)
 
 
-def _draw_series(results: Results, axes: Axes, name: str, points: list[Point], largest: float) -> None:
-    """Draw one series in its colour and marker. ``largest``: size of the panel's largest circle; 0 where there are none."""
+def look_of(results: Results, name: str) -> tuple[str, str]:
+    """The colour and the marker of a series."""
     names = list(dict.fromkeys(row.series for row in results.table.rows))
     number = names.index(name) if name in names else 0
-    colour = colour_of(number)
-    marker = MARKERS[number // len(COLOURS) % len(MARKERS)]
+    return colour_of(number), MARKERS[number // len(COLOURS) % len(MARKERS)]
+
+
+def _draw_series(results: Results, axes: Axes, name: str, points: list[Point], largest: float) -> None:
+    """Draw one series in its colour and marker. ``largest``: size of the panel's largest circle; 0 where there are none."""
+    colour, marker = look_of(results, name)
     xs = [point.x for point in points]
     ys = [point.y for point in points]
     has_bars = any(any(point.bar) for point in points)
@@ -173,28 +179,35 @@ def _label_rows(results: Results, axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
 
 
-def _name_points(axes: Axes, series: dict[str, list[Point]]) -> None:
-    """Write each series' name beside its first point, on the side where the panel has room. Names of close points form a list."""
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    groups: list[tuple[Point, list[str]]] = []
-    for name, (point, *_) in series.items():
-        for first, names in groups:
-            if abs(point.x - first.x) < CLOSE * (right - left) and abs(point.y - first.y) < CLOSE * (high - low):
-                names.append(name)
-                break
+def _name_points(axes: Axes, colours: dict[str, str], series: dict[str, list[Point]]) -> None:
+    """Write each series' name in its colour beside its first point, where the panel has room. The names of close points form a
+    list, ordered as the points are.
+    """
+    axes.autoscale_view()
+    to_panel = axes.transData + axes.transAxes.inverted()
+    places = {name: to_panel.transform((point.x, point.y)) for name, (point, *_) in series.items()}
+    groups: list[list[str]] = []
+    for name in sorted(places, key=lambda name: -places[name][1]):
+        close = (group for group in groups if max(abs(places[name] - places[group[-1]])) < CLOSE)
+        group = next(close, None)
+        if group is None:
+            groups.append([name])
         else:
-            groups.append((point, [name]))
-    for first, names in groups:
-        is_left = first.x < (left + right) / 2
-        axes.annotate(
-            "\n".join(names),
-            (first.x, first.y),
-            (MAX_RADIUS if is_left else -MAX_RADIUS, 0),
-            textcoords="offset points",
-            ha="left" if is_left else "right",
-            va="center",
-            fontsize=7,
-        )
+            group.append(name)
+    for group in groups:
+        point = series[group[len(group) // 2]][0]
+        is_left = places[group[0]][0] < 0.5
+        for line, name in enumerate(group):
+            axes.annotate(
+                name,
+                (point.x, point.y),
+                (MAX_RADIUS if is_left else -MAX_RADIUS, LINE * ((len(group) - 1) / 2 - line)),
+                textcoords="offset points",
+                ha="left" if is_left else "right",
+                va="center",
+                fontsize=7,
+                color=colours[name],
+            )
 
 
 def _scale_x(axes: Axes, xs: list[float]) -> None:

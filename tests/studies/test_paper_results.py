@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from studies.papers import PAPERS
-from studies.papers.picture import draw, drawn_columns, plot
+from studies.papers.picture import draw, drawn_columns, look_of, plot
 from studies.papers.results import Results
 from studies.papers.tables import PARAMETERS, Column, Row, Table
 
@@ -147,7 +147,8 @@ def test_many_models_in_a_figure_can_be_told_apart() -> None:
     (column,) = [column for column in table.columns if column.name not in (table.x, table.size)]
     cells |= {(label, column.name): (50.0,) for label in sizes}
     axes = Figure().subplots()
-    draw(Results("today figure-1", table, "tiny", (0,), cells), axes, column, False)
+    results = Results("today figure-1", table, "tiny", (0,), cells)
+    draw(results, axes, column, False)
     looks = {(line.get_color(), line.get_marker()) for line in axes.lines if line.get_marker() not in ("", "None", "_")}
     assert len(looks) == len(sizes) > 20
     circles = [found for found in axes.collections if isinstance(found, PathCollection)]
@@ -156,7 +157,11 @@ def test_many_models_in_a_figure_can_be_told_apart() -> None:
         [size / max(sizes.values()) for size in sizes.values()]
     )
     assert not axes.get_legend()
-    assert sorted(name for text in axes.texts for name in text.get_text().split("\n")) == sorted(sizes)
+    names = {text.get_text(): text for text in axes.texts}
+    assert sorted(names) == sorted(sizes)
+    assert {name: str(text.get_color()) for name, text in names.items()} == {
+        name: look_of(results, name)[0] for name in sizes
+    }
 
 
 def test_percentages_are_drawn_from_0_to_100() -> None:
