@@ -10,7 +10,6 @@ Letters: S seeds · P points of a curve.
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +25,10 @@ from rich.table import Table
 from common.errors import UserError
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
-from pipelines.reports.files import briefly, colour_of, line_of, save_figure, write_csv
+from pipelines.reports.files import add_legend, briefly, colour_of, line_of, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, as_plotted, plot_frontier
-from pipelines.reports.seeds import grouped, over_seeds, plot_mean, seeds_table
+from pipelines.reports.seeds import members, over_seeds, plot_mean, seeds_table
 from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
 from pipelines.terminal.tables import Form, short, table
@@ -38,10 +37,8 @@ from pipelines.tracking.metrics import METRICS, Metric, about, further
 NOTE_LENGTH = 450
 """Most characters of a note in the title of comparison.png."""
 
-LEGEND_INSIDE = 6
-"""Most entries of a legend that lies in a panel of comparison.png."""
 LEGEND_WIDTH = 200
-"""Characters in a row of a legend below it."""
+"""Characters in a row of a legend below comparison.png."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +198,7 @@ class Curve(NamedTuple):
 def curves_of(comparison: Comparison, metric: str) -> dict[str, Curve]:
     """Curves by name, of the runs that have the metric. Runs that differ in the seed alone are one curve if their steps agree."""
     made = dict[str, Curve]()
-    for name, places in grouped(comparison.runs).items():
-        runs = [comparison.runs[place] for place in places]
+    for name, runs in members(comparison.runs).items():
         steps = {tuple(point.step for point in run.curve(metric)) for run in runs}
         curves = {name: runs} if len(steps) == 1 else {run.name: [run] for run in runs}
         made |= {name: _curve(seeds, metric) for name, seeds in curves.items() if seeds[0].curve(metric)}
@@ -231,20 +227,9 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
             look: dict[str, Any] = {"markersize": 3, "label": f"{names[name]}, states cleared"}
             plot_mean(panels[0], without.tokens_P, without.values_SP, "o--", color=colour_of(number), **look)
     _label_costs(panels, comparison, unit)
-    _add_legend(figure, panels[0])
+    add_legend(figure, panels[0], LEGEND_WIDTH)
     figure.suptitle(title_of(comparison), fontsize=11, parse_math=False)
     return save_figure(figure, path)
-
-
-def _add_legend(figure: Figure, axes: Axes) -> None:
-    """A legend of the curves of ``axes``: in them, or below the figure, which becomes higher, where it would cover the curves."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) <= LEGEND_INSIDE:
-        axes.legend(fontsize=9, framealpha=0.9)
-        return
-    columns = max(1, LEGEND_WIDTH // (max(map(len, labels)) + 8))
-    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(labels) / columns))
-    figure.legend(handles, labels, ncols=columns, fontsize=8, loc="outside lower center", frameon=False)
 
 
 def title_of(comparison: Comparison) -> str:
@@ -297,7 +282,7 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
     """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known, the mean of those that differ
     in the seed alone; none of several texts.
     """
-    runs = {name: [comparison.runs[place] for place in places] for name, places in grouped(comparison.runs).items()}
+    runs = members(comparison.runs)
     best = [
         mean(min(point.value for point in run.curve(comparison.metric)) for run in seeds) for seeds in runs.values()
     ]

@@ -22,7 +22,7 @@ from common.files import finite, parse_json
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
-from pipelines.reports.seeds import grouped, over_seeds, seeds_table
+from pipelines.reports.seeds import members, over_seeds, seeds_table
 from pipelines.terminal.tables import Form, perplexity, short, table
 from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
@@ -211,13 +211,12 @@ def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
     """Cost and result of each evaluation on one text, the mean of those that differ in the seed alone: word perplexity if it is
     known, else perplexity per token of one text.
     """
-    scores = [e.carried for e in evaluations]
-    by_word = all(math.isfinite(score.word_perplexity) for score in scores)
-    values = [score.word_perplexity if by_word else score.perplexity for score in scores]
+    by_word = all(math.isfinite(e.carried.word_perplexity) for e in evaluations)
     spots = []
-    for name, places in grouped(evaluations).items():
-        e = evaluations[places[0]]
-        if e.flops_per_token is not None:
-            spots.append(Spot(name, e.model, e.windows, e.flops_per_token, mean(values[place] for place in places)))
+    for name, seeds in members(evaluations).items():
+        value = mean(e.carried.word_perplexity if by_word else e.carried.perplexity for e in seeds)
+        first = seeds[0]
+        if first.flops_per_token is not None:
+            spots.append(Spot(name, first.model, first.windows, first.flops_per_token, value))
     alike = len({e.text for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
     return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

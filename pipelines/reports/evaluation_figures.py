@@ -16,18 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from pipelines.reports.files import briefly, colour_of, save_figure
-from pipelines.reports.seeds import grouped, plot_mean
+from pipelines.reports.files import add_legend, briefly, colour_of, save_figure
+from pipelines.reports.seeds import members, plot_mean
 from pipelines.terminal.tables import short
 from pipelines.tracking.score import Evaluation, Score
 
 DOCUMENTS_COLOUR = "#C44E52"
-LEGEND_INSIDE = 6
-"""Entries up to which a legend is among the curves. With more, it would cover them."""
-LEGEND_LINE = 0.19
-"""Height in inches of a line of a legend below the curves."""
-LEGEND_HALF = 56
-"""Characters of the longest entry with which two fit into such a line."""
+LEGEND_WIDTH = 128
+"""Characters in a row of a legend below worth.png."""
 PASSES = (
     ("carried", "State carried", "-"),
     ("cleared_states", "recurrent states cleared", "--"),
@@ -109,7 +105,7 @@ class Worth(NamedTuple):
 
 def worth_of(evaluations: Sequence[Evaluation]) -> Worth:
     """Compare each seed's cleared pass with its own carried one, and other models with the mean over the best model's seeds."""
-    curves = {name: [evaluations[place] for place in places] for name, places in grouped(evaluations).items()}
+    curves = members(evaluations)
     best = min(curves, key=lambda name: np.mean([e.carried.bits_per_token for e in curves[name]]))
     ends_P = by_position(curves[best][0].carried)[0]
 
@@ -142,7 +138,7 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     figure = Figure(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     shown = ends_P >= ends_P[-1] / 64  # before that a mean is over few tokens
-    names = briefly(grouped(evaluations))
+    names = briefly(members(evaluations))
     colours = {name: colour_of(number) for number, name in enumerate(names)}
     for name, what, style, more_SP in lines:
         label = f"{names[name]}, {what}: {more_SP[:, -1].mean():+.1f} %"
@@ -153,19 +149,8 @@ def plot_worth(evaluations: Sequence[Evaluation], path: Path) -> list[Path]:
     axes.yaxis.set_major_formatter("{x:+.1f} %")
     axes.set_ylabel("more bits per token,\nmean up to the position")
     axes.set_title(f"What State is worth on {evaluations[0].split}: lower is better", fontsize=11)
-    _legend(figure, axes)
+    add_legend(figure, axes, LEGEND_WIDTH)
     return [save_figure(figure, path)]
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """A legend among the curves; with many entries below them, where the figure becomes higher by it."""
-    _, labels = axes.get_legend_handles_labels()
-    if len(labels) <= LEGEND_INSIDE:
-        axes.legend(fontsize=9, framealpha=0.9)
-        return
-    columns = 2 if max(map(len, labels)) <= LEGEND_HALF else 1
-    figure.set_figheight(figure.get_figheight() + LEGEND_LINE * math.ceil(len(labels) / columns))
-    figure.legend(loc="outside lower center", fontsize=9, ncols=columns)
 
 
 def plot_errors(evaluations: Sequence[Evaluation], path: Path) -> Path:
@@ -204,10 +189,9 @@ def _curves(
     deviation. Returns the legend's handles."""
     handles = []
     used = {}
-    curves = grouped(evaluations)
+    curves = members(evaluations)
     names = briefly(curves)
-    for number, (name, places) in enumerate(curves.items()):
-        of = [evaluations[place] for place in places]
+    for number, (name, of) in enumerate(curves.items()):
         colour = colour_of(number)
         label = f"{names[name]}: {short(of[0].parameters)} parameters, step {of[0].step:,}"
         handles.append(Line2D([], [], color=colour, label=label))

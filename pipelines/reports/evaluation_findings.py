@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipelines.reports.seeds import grouped
+from pipelines.reports.seeds import members
 from pipelines.tracking.chance import Difference, paired_over_seeds
 from pipelines.tracking.score import Evaluation, Score
 
@@ -92,7 +92,7 @@ def digits(bits: float) -> str:
 
 @dataclass(frozen=True)
 class Group:
-    """A row of `grouped`: the trainings of a model that differ in their seed alone, or one training."""
+    """A row of `seeds.members`: the trainings of a model that differ in their seed alone, or one training."""
 
     name: str
     trainings: list[Evaluation]
@@ -122,7 +122,7 @@ def leads(evaluations: Sequence[Evaluation]) -> list[str]:
     def value(group: Group) -> float:
         return group.mean(lambda e: e.carried.error_rate if labelled else e.carried.bits_per_byte)
 
-    groups = [Group(name, [evaluations[place] for place in places]) for name, places in grouped(evaluations).items()]
+    groups = [Group(name, trainings) for name, trainings in members(evaluations).items()]
     groups = [group for group in groups if math.isfinite(value(group))]  # beside texts, a labelled split has no bytes
     if not groups:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from common.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # a second to import
+    from matplotlib.axes import Axes  # a second to import
+    from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """The colours of Okabe and Ito, which colour-blind readers can distinguish."""
@@ -55,6 +57,23 @@ def briefly(names: Iterable[str]) -> dict[str, str]:
     """Each name cut by `brief`. Names that would become the same stay whole."""
     cut = {name: brief(name) for name in names}
     return {name: text if list(cut.values()).count(text) == 1 else name for name, text in cut.items()}
+
+
+LEGEND_INSIDE = 6
+"""Entries up to which a legend is among the curves. With more, it would cover them."""
+
+
+def add_legend(figure: Figure, axes: Axes, width: int) -> None:
+    """A legend of the curves of ``axes``: among them, or below the figure, which becomes higher by it, in rows of ``width``
+    characters.
+    """
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) <= LEGEND_INSIDE:
+        axes.legend(fontsize=9, framealpha=0.9)
+        return
+    columns = max(1, width // (max(map(len, labels)) + 8))
+    figure.set_figheight(figure.get_figheight() + 0.19 * math.ceil(len(labels) / columns))
+    figure.legend(handles, labels, ncols=columns, fontsize=8, loc="outside lower center", frameon=False)
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from pipelines.reports.finished_runs import FinishedRun
     from pipelines.tracking.score import Evaluation
+
+
+Item = TypeVar("Item", "Evaluation", "FinishedRun")
 
 
 def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
@@ -50,6 +53,11 @@ def grouped(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
     names = [items[place].name for place in alone]
     labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
     return several | {label: [place] for label, place in zip(labels, alone, strict=True)}
+
+
+def members(items: Sequence[Item]) -> dict[str, list[Item]]:
+    """The items of each of the `grouped`."""
+    return {name: [items[place] for place in places] for name, places in grouped(items).items()}
 
 
 def plot_mean(
