@@ -141,14 +141,14 @@ def scalar_memory(
     if valid_BT is None:
         return ScalarMemory.apply(gates_BTHZ, recurrent_HVZ, states, scale, fresh_BK)  # pyrefly: ignore
     outputs = []
+    no_reset_B1 = torch.zeros_like(fresh_BK[:, :1])
     block = gates_BTHZ.shape[1] // fresh_BK.shape[1]
     for t, gates_B1HZ in enumerate(gates_BTHZ.split(1, 1)):
         if t % block == 0:
             fresh_B11 = fresh_BK[:, t // block, None, None]
             states = states.masked_fill(fresh_B11[..., None], 0.0)
             scale = scale.masked_fill(fresh_B11, EMPTY)
-        fresh_B1 = torch.zeros_like(fresh_BK[:, :1])
-        h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, scale, fresh_B1)  # pyrefly: ignore
+        h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, scale, no_reset_B1)  # pyrefly: ignore
         valid_B11 = valid_BT[:, t, None, None]
         states = torch.where(valid_B11[..., None], after[0], states)
         scale = torch.where(valid_B11, after[1], scale)
