@@ -334,15 +334,14 @@ class Place:
         return self._ask(self.path)
 
     def _ask(self, what: Any) -> Any:
-        """`get_file_info` of a path or a selector. What the libraries of a file system in Python raise, as that of hf://, is a
-        ConnectionError.
-        """
+        """`get_file_info` of a path or a selector; what a file system in Python raises, as that of hf://, is a ConnectionError."""
         try:
             return self.filesystem.get_file_info(what)
         except (OSError, pa.ArrowException):
             raise
         except Exception as error:
-            raise ConnectionError(f"{self.shown} cannot be reached: {str(error).partition(chr(10))[0]}") from error
+            reason = str(error).split("\n")[0]
+            raise ConnectionError(f"{self.shown} cannot be reached: {reason}") from error
 
 
 def staged_for(name: str) -> str:
