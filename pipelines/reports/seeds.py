@@ -45,19 +45,15 @@ def groups(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
     return made
 
 
-def grouped(items: Sequence[Evaluation | FinishedRun]) -> dict[str, list[int]]:
-    """The `groups`, and each item outside of them under its own name."""
+def members(items: Sequence[Item]) -> dict[str, list[Item]]:
+    """The items of each of the `groups`, and each item outside of them under its own name."""
     several = groups(items)
     inside = {place for places in several.values() for place in places}
-    alone = [place for place in range(len(items)) if place not in inside]
-    names = [items[place].name for place in alone]
+    alone = [item for place, item in enumerate(items) if place not in inside]
+    names = [item.name for item in alone]
     labels = [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
-    return several | {label: [place] for label, place in zip(labels, alone, strict=True)}
-
-
-def members(items: Sequence[Item]) -> dict[str, list[Item]]:
-    """The items of each of the `grouped`."""
-    return {name: [items[place] for place in places] for name, places in grouped(items).items()}
+    groups_of_items = {name: [items[place] for place in places] for name, places in several.items()}
+    return groups_of_items | {label: [item] for label, item in zip(labels, alone, strict=True)}
 
 
 def plot_mean(

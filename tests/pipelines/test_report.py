@@ -29,7 +29,7 @@ from pipelines.reports.evaluation import (
 )
 from pipelines.reports.evaluation_figures import by_position, plot_cumulative, plot_worth, worth_of
 from pipelines.reports.files import briefly
-from pipelines.reports.seeds import grouped, groups, plot_mean
+from pipelines.reports.seeds import groups, members, plot_mean
 from pipelines.terminal.cli import file_name
 from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
@@ -255,10 +255,10 @@ def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     ]
     ((_, _, _, more_SP),) = worth_of(tenth).lines  # each seed against itself
     assert more_SP == pytest.approx(np.full((3, 3), 10.0))
-    assert grouped([REC, *SEEDS]) == {"slide, 3 seeds": [1, 2, 3], "demo-rec": [0]}
-    assert grouped([REC, REC]) == {"demo-rec (1)": [0], "demo-rec (2)": [1]}
+    assert members([REC, *SEEDS]) == {"slide, 3 seeds": list(SEEDS), "demo-rec": [REC]}
+    assert members([REC, REC]) == {"demo-rec (1)": [REC], "demo-rec (2)": [REC]}
     other = replace(SEEDS[1], store_fingerprint="e" * 32)
-    assert len(grouped([SEEDS[0], other])) == 2  # of another text
+    assert len(members([SEEDS[0], other])) == 2  # of another text
     assert read_report(tmp_path) == json_of([REC, *SEEDS])
 
 
