@@ -17,6 +17,8 @@ from pipelines.config.run import MLFLOW_ARTIFACTS, MLFLOW_DATABASE, TrackingConf
 from pipelines.tracking.client import is_server, make_database, tracking_uri
 from pipelines.tracking.identity import (
     CHANGED,
+    EVALUATED,
+    FAILURE,
     KEY,
     PLACE,
     START,
@@ -35,7 +37,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 BATCH_METRICS = 1000
 BATCH_PARAMS = 100
 NAME_LENGTH = 250
-"""MLflow's limits: metrics and params of a batch, characters of a name."""
+"""MLflow's limits: metrics, and params or tags, of a batch; characters of a name."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class MlflowRun:
     """The step from which the run continues."""
     attached: bool = False
     """Whether something is added to a run that exists already."""
+    over: bool = False
+    """Whether the run is over, and only its end is noted."""
     run_id: str = ""
     client: Any = None
     models: LoggedModels = field(init=False)
@@ -77,6 +81,8 @@ class MlflowRun:
     _experiment_id: str = ""
     _existed: bool = True
     """Whether the run was there before, and so may have points already."""
+    _ended: int | None = None
+    """When the run had ended before this start, in milliseconds since 1970, as long as nothing is added to it."""
     _points: dict[str, dict[int, Any]] = field(default_factory=dict)
     """Points that MLflow has, by metric and step. Validation metrics keep the point, as a checkpoint's model gets it too."""
 
@@ -123,8 +129,14 @@ class MlflowRun:
         for start in range(0, len(lacking), BATCH_METRICS):
             batch = lacking[start : start + BATCH_METRICS]
             self.client.log_batch(self.run_id, metrics=batch)
+            self._ended = None
             for point in batch:
                 self._note(point)
+
+    def log_artifact(self, path: Path, folder: str) -> None:
+        """Upload a file, below ``folder``."""
+        self.client.log_artifact(self.run_id, str(path), folder or None)
+        self._ended = None
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """Make a checkpoint a model in MLflow, with the validation metrics of its step."""
@@ -148,7 +160,8 @@ class MlflowRun:
             if self._monitor is not None:
                 self._monitor.finish()
             self._monitor = None
-            self.client.set_terminated(self.run_id, status=status)
+            ended = self._ended if self.over or status == "FINISHED" else None
+            self.client.set_terminated(self.run_id, status=status, end_time=ended)
 
     def restart_monitor(self) -> None:
         """Start MLflow's system monitor again: it gives up at the first request that fails."""
@@ -157,22 +170,30 @@ class MlflowRun:
             self._start_monitor(resume=True)
 
     def _send_params_and_tags(self, named: Mapping[str, object]) -> None:
-        """Send these tags, and the params that the run lacks. Changes that are no longer among the tags were undone by a start."""
+        """Send these tags, and the params that the run lacks. Delete tags of an earlier start that hold no longer."""
         from mlflow.entities import Param, RunTag
+        from mlflow.exceptions import MlflowException
 
         lacking = [(key, value) for key, value in self.params.items() if key not in self._sent_params]
         params = [Param(key, as_param(value)) for key, value in lacking]
         tags = [RunTag(key, without_credentials(value)[:TAG_LENGTH]) for key, value in named.items()]
-        for start in range(0, max(len(params), 1), BATCH_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS], tags=[] if start else tags)
+        for start in range(0, max(len(params), len(tags)), BATCH_PARAMS):
+            batch = slice(start, start + BATCH_PARAMS)
+            self.client.log_batch(self.run_id, params=params[batch], tags=tags[batch])
+        of_a_start = (CHANGED, EVALUATED) if self.over else (CHANGED, EVALUATED, FAILURE)
         for key in self._sent_tags:
-            if key.startswith(CHANGED) and key not in named:
-                self.client.delete_tag(self.run_id, key)
+            if key.startswith(of_a_start) and key not in named:
+                try:
+                    self.client.delete_tag(self.run_id, key)
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # deleted by a request whose answer was lost
+                        raise
 
     def _end_abandoned(self, abandoned: Mapping[str, Any]) -> None:
-        """End the run that this folder's steps were sent to before it became a new run, unless a copy continues it."""
+        """End the run that got this folder's steps before it became a new run, unless it has ended or a copy continues it."""
         left = self._active_run(abandoned.get("run_id"))
-        if left is not None and left.data.tags.get(START) in abandoned["starts"]:
+        running = left is not None and left.info.status == "RUNNING"
+        if running and left.data.tags.get(START) in abandoned["starts"]:
             self.client.set_terminated(left.info.run_id, status="KILLED")
 
     def _send_dataset(self, data: DatasetInfo) -> None:
@@ -196,13 +217,17 @@ class MlflowRun:
             run_id = None
         self._existed = run is not None
         if run is None:
+            experiment = (
+                self._experiment_id or self._experiment()
+            )  # if it was deleted, so were its runs: they return when it is restored
             if run_id:  # MLflow's store no longer has it, or never had
                 key = uuid.uuid4().hex
                 self._save(key=key, run_id=None, registered=None)
             tags = {KEY: key, START: saved["starts"][-1]}
-            run = self.client.create_run(self._experiment(), run_name=self.name[:NAME_LENGTH], tags=tags)
+            run = self.client.create_run(experiment, run_name=self.name[:NAME_LENGTH], tags=tags)
         else:
             self._stay_in_experiment(run)
+            self._ended = run.info.end_time if self.over or run.info.status == "FINISHED" else None
         self._save(key=run.data.tags.get(KEY, key), run_id=run.info.run_id)
         self._sent_params = run.data.params
         self._sent_tags = run.data.tags

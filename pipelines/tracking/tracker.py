@@ -101,7 +101,7 @@ class Tracker:
         if note:
             print(f"note: {note}", file=sys.stderr, flush=True)
         own_tags = {key: value for key, value in {**source_tags(), **tags}.items() if value}
-        run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, step)
+        run = MlflowRun(config, root, run_folder, run_name, params, own_tags, dataset, step, over=resume_step is None)
         tracker = cls(config, run_folder, run, kept)
         if config.on_failure == "stop":
             tracker._await_first_try(SERVER_SECONDS if is_server(config) else DATABASE_SECONDS)
@@ -170,7 +170,7 @@ class Tracker:
         for path in paths:
             if not path.is_file():
                 raise FileNotFoundError(f"{path}: there is no such file to log")
-            self._put(lambda run, path=path: run.client.log_artifact(run.run_id, str(path), folder or None))
+            self._put(lambda run, path=path: run.log_artifact(path, folder))
 
     def log_checkpoint(self, step: int, tags: Mapping[str, Any]) -> None:
         """Make the checkpoint of a step a model in MLflow, with the validation metrics that were logged for that step."""

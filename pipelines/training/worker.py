@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from common.credentials import without_credentials
-from common.errors import UserError, given_by_user
+from common.errors import UserError, first_cause, given_by_user
 from common.files import write_atomically
 from common.lock import file_lock
 from common.places import Place
@@ -28,6 +28,7 @@ from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import TrainConfig, check_resumable, flatten, to_json
 from pipelines.terminal import plugins
 from pipelines.tracking import DatasetInfo, Tracker
+from pipelines.tracking.identity import FAILURE, TAG_LENGTH
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
@@ -178,6 +179,9 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     except Stopped:
         status = "KILLED"
         raise
+    except Exception as error:
+        tracker.set_tag(FAILURE, first_cause(error, most=TAG_LENGTH))
+        raise
     finally:
         tracker.finish(status)
 
@@ -213,6 +217,7 @@ def start_tracker(
         "tokenizer": manifest.tokenizer.name,
         "tokenizer_fingerprint": manifest.tokenizer.fingerprint,
         "vocab_size": str(manifest.tokenizer.vocab_size),
+        "parameters": str(config.model.costs(manifest.tokenizer.vocab_size).parameters),
         "mlflow.parentRunId": config.tracking.parent,
     }
     if initial:

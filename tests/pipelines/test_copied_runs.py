@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_file import presets_with
 from pipelines.config.run import TrackingConfig, to_json
@@ -22,7 +23,7 @@ from pipelines.sweeps.running import write_best
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.tracking import Tracker
-from pipelines.tracking.identity import RECORD, begin_run
+from pipelines.tracking.identity import FAILURE, RECORD, begin_run
 from pipelines.training.worker import train_as_worker
 from pipelines.training.world import World
 from tests.mlflow_server import Server
@@ -93,6 +94,7 @@ def test_steps_that_are_trained_again_otherwise_are_those_of_a_new_run(
     assert track(config, folder, 5, 8, 1.0, **high) == track(config, folder, 5, 8, 1.0, **high, log_every=3) == first
     assert not capfd.readouterr().err
     low = {**high, "optim.lr": 0.001}
+    server.post("runs/update", run_id=first, status="RUNNING")
     second = track(config, folder, 5, 9, 2.0, **low)
     assert "the steps after 5 were trained before with another optim.lr" in capfd.readouterr().err
     assert second != first == tags(server, second)["origin.run_id"]
@@ -100,6 +102,21 @@ def test_steps_that_are_trained_again_otherwise_are_those_of_a_new_run(
     assert tags(server, second)["changed.optim.lr"] == "step 5: 0.05 → 0.001"
     assert track(config, folder, 9, 12, 2.0, **high) == track(config, folder, 9, 12, 2.0, **high) == second
     assert [server.run(run_id)["info"]["status"] for run_id in (first, second)] == ["KILLED", "FINISHED"]
+
+
+def test_a_run_that_failed_stays_failed_when_its_steps_are_trained_again_otherwise(
+    server: Server, train: Callable[..., Path], tmp_path: Path
+) -> None:
+    words = ("--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.system-metrics", "off")
+    words += ("--tracking.experiment", "failed", "--tracking.models", "none", "--steps", "5", "--validate-every", "0")
+    with pytest.raises(UserError, match="the loss became"):
+        train(*words, "--optim.lr", "1e30", "--optim.max-grad-norm", "0")
+    train(*words)
+    second, first = server.runs("failed")
+    assert (first["info"]["status"], second["info"]["status"]) == ("FAILED", "FINISHED")
+    assert first["info"]["end_time"] <= second["info"]["start_time"]
+    assert tags(server, first["info"]["run_id"])[FAILURE].startswith("the loss became")
+    assert FAILURE not in tags(server, second["info"]["run_id"])
 
 
 def test_a_copy_that_is_trained_otherwise_leaves_the_original_alone(

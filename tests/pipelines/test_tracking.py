@@ -28,7 +28,7 @@ from pipelines.presets import PRESETS
 from pipelines.tracking import DatasetInfo, Tracker, TrackingError, metrics_file, read_run
 from pipelines.tracking.client import load_mlflow, make_database
 from pipelines.tracking.commit import git_commit
-from pipelines.tracking.identity import KEY, begin_run
+from pipelines.tracking.identity import FAILURE, KEY, begin_run
 from pipelines.tracking.metrics_file import MetricsFile, Record, drop_after, read_records
 from pipelines.ui import command
 from tests.mlflow_server import Server
@@ -314,6 +314,60 @@ def test_of_a_deleted_run_a_new_one_is_made(server: Server, config: TrackingConf
     again = start(config, tmp_path, resume_step=1)
     again.finish()
     assert again.run_id and again.run_id != tracker.run_id and server.steps(again.run_id, "a") == [1]
+
+
+def test_a_run_whose_experiment_was_deleted_and_restored_is_continued(
+    server: Server, config: TrackingConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tracker = start(config, tmp_path)
+    tracker.log({"a": 1.0}, 1)
+    tracker.finish()
+    experiment = server.run(str(tracker.run_id))["info"]["experiment_id"]
+    server.post("experiments/delete", experiment_id=experiment)
+    refused = start(config, tmp_path, resume_step=1)
+    refused.log({"a": 2.0}, 2)
+    refused.finish()
+    assert "was deleted in MLflow: restore it" in capfd.readouterr().err
+    server.post("experiments/restore", experiment_id=experiment)
+    again = start(config, tmp_path, resume_step=2)
+    again.finish()
+    assert again.run_id == tracker.run_id and server.steps(str(again.run_id), "a") == [1, 2]
+    assert len(server.runs(config.experiment)) == 1
+
+
+def test_a_finished_run_keeps_its_end_until_more_is_logged(
+    server: Server, config: TrackingConfig, tmp_path: Path
+) -> None:
+    def ended(step: int, *steps: int) -> int:
+        tracker = start(config, tmp_path, resume_step=step)
+        for each in steps:
+            tracker.log({"a": 1.0}, each)
+        tracker.finish()
+        info = server.run(str(tracker.run_id))["info"]
+        assert info["status"] == "FINISHED"
+        return info["end_time"]
+
+    first = ended(0, 1, 2)
+    time.sleep(0.01)
+    assert ended(2) == first < ended(2, 3)
+
+
+def test_why_a_run_failed_is_a_tag_until_it_starts_again(
+    server: Server, config: TrackingConfig, tmp_path: Path
+) -> None:
+    def tags(tracker: Tracker) -> dict[str, str]:
+        return {tag["key"]: tag["value"] for tag in server.run(str(tracker.run_id))["data"]["tags"]}
+
+    tracker = start(config, tmp_path)
+    tracker.set_tag(FAILURE, "the loss became nan")
+    tracker.set_tag("mine", "stays")
+    tracker.finish("FAILED")
+    ended = server.run(str(tracker.run_id))["info"]["end_time"]
+    start(config, tmp_path, resume_step=None).finish("FAILED")  # as a sweep notes the end of its trial
+    assert tags(tracker)[FAILURE] == "the loss became nan"
+    assert server.run(str(tracker.run_id))["info"]["end_time"] == ended
+    start(config, tmp_path).finish()
+    assert FAILURE not in tags(tracker) and tags(tracker)["mine"] == "stays"
 
 
 def test_what_mlflow_refuses_does_not_stop_what_follows(
