@@ -20,7 +20,6 @@ they are: their report is in `runs/reports` of the working directory.
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from common.places import Place, remove_temporary
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.inference.targets import (
-    NO_NAME,
     EvaluationTarget,
     TargetsConfig,
     load_targets,
@@ -50,13 +48,12 @@ from pipelines.terminal.output import pass_progress, print_wide
 from pipelines.terminal.tables import counted
 from pipelines.tracking import DatasetInfo, Tracker
 from pipelines.tracking.client import check_tracking
+from pipelines.tracking.identity import EVALUATED
 from pipelines.tracking.score import Evaluation, architecture_of, windows_of
 
 if TYPE_CHECKING:
     from pipelines.training.reading import StateMode
 
-MAX_NAME_LENGTH = 250
-"""Characters of the longest name of a param in MLflow."""
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
 PARTIAL = ".partial"
 """Subfolder of the report with the partial results of an unfinished evaluation."""
@@ -208,22 +205,25 @@ def track(
     config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], paths: Sequence[Path]
 ) -> None:
     """Log the metrics to each model's own MLflow run, and table and plot to a run of their own."""
-    for target, evaluation in zip(targets, evaluations, strict=True):
-        if target.run is not None:
-            log_to_run(config, target, target.run, evaluation)
+    evaluated: dict[str, str] = {}
+    for i, (target, evaluation) in enumerate(zip(targets, evaluations, strict=True)):
+        run_id = log_to_run(config, target, target.run, evaluation) if target.run else ""
+        evaluated |= {
+            f"{EVALUATED}{i}": evaluation.name,
+            f"{EVALUATED}{i}.checkpoint": evaluation.checkpoint,
+            f"{EVALUATED}{i}.run_id": run_id,
+        }
     first = evaluations[0]
     tracker = Tracker.start(
         *tracking_of(targets[0].checkpoint, targets[0].run, config.tracking),
         run_folder=paths[0].parent,
         run_name="evaluate " + " ".join(evaluation.name for evaluation in evaluations),
-        params={
-            f"{re.sub(NO_NAME, '-', e.name)[: MAX_NAME_LENGTH - 20]}.checkpoint": e.checkpoint for e in evaluations
-        },
-        tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint},
+        params={},
+        tags={"stage": "evaluate", "data_fingerprint": first.store_fingerprint, **evaluated},
         dataset=DatasetInfo(
             name=first.split,
             digest=first.store_fingerprint,
-            source=first.split,
+            source=targets[0].store.place.recorded,
             documents=first.carried.documents,
             tokens=first.carried.tokens,
             context="evaluation",
@@ -233,19 +233,22 @@ def track(
     tracker.finish()
 
 
-def log_to_run(config: EvaluateConfig, target: EvaluationTarget, run: RunFolder, evaluation: Evaluation) -> None:
-    """Log an evaluation's metrics to the run of its model, unless the run's folder cannot be written."""
+def log_to_run(config: EvaluateConfig, target: EvaluationTarget, run: RunFolder, evaluation: Evaluation) -> str:
+    """Log an evaluation's metrics to the run of its model, unless the run's folder cannot be written. Returns MLflow's id of the
+    run that got them, or "".
+    """
     run.fetch(*RECORDS)
     folder = Place.parse(run.folder)
     if not (folder.is_writable() and (folder / "metrics.jsonl").is_writable()):
         print(f"note: {run.place} cannot be written: its metrics are in the report alone", flush=True)
-        return
+        return ""
     row = evaluation_rows([evaluation])[0]
     prefix = metric_prefix(target, config)
     metrics = {f"{prefix}/{key}": value for key, value in row.items() if isinstance(value, float)}
     tracker = Tracker.attach(*tracking_of(target.checkpoint, run, config.tracking), run.folder, run.place)
     tracker.log(metrics, evaluation.step)
     tracker.finish()  # metrics.jsonl is not copied back to a bucket: the run may be training
+    return tracker.run_id or ""
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ from pipelines.inference.trained import find_checkpoint
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.reports import split_text
 from pipelines.reports.evaluation import kept_evaluation
+from pipelines.tracking.identity import saved_run
 from pipelines.tracking.metrics_file import read_records
 from recur_models import model_from_json
+from tests.mlflow_server import Server
 from tests.small_corpus import contents
 
 pytestmark = pytest.mark.usefixtures("short_documents")
@@ -102,6 +104,30 @@ def test_metrics_table_and_files(
     assert (folder / "cumulative.png").stat().st_size > 10_000
     report = json.loads((folder / "report.json").read_text())
     assert json.dumps(report).count("bucket_nats") >= 6  # two models, carried and cleared twice
+
+
+def test_mlflow_has_the_runs_that_an_evaluation_is_of(server: Server, train: Train, tmp_path: Path) -> None:
+    words = ("--tracking.uri", server.uri, "--tracking.system-metrics", "off", "--tracking.experiment", "evaluated")
+    logged = ("--tracking.backend", "mlflow", "--tracking.models", "none", *words, "--steps", "2")
+    runs = [train(*logged, name="one"), train(*logged, name="two"), train("--steps", "2", name="untracked")]
+    ids = [saved_run(run)["run_id"] for run in runs[:2]]
+    report = str(tmp_path / "report")
+
+    def tags(*evaluated: Path) -> dict[str, str]:
+        evaluate.main([*map(str, evaluated), "--clear", "--output", report, *words])
+        found = server.run(saved_run(tmp_path / "report")["run_id"])
+        (read,) = found["inputs"]["dataset_inputs"]
+        assert json.loads(read["dataset"]["source"]) == {"uri": str(tmp_path / "store/text/test")}
+        return {tag["key"]: tag["value"] for tag in found["data"]["tags"] if tag["key"].startswith("evaluated.")}
+
+    first = {f"evaluated.{i}.checkpoint": str(run / "checkpoints/step-00000002") for i, run in enumerate(runs)}
+    first |= {"evaluated.0": "one", "evaluated.1": "two", "evaluated.2": "untracked"}
+    first |= {f"evaluated.{i}.run_id": run_id for i, run_id in enumerate(ids)}
+    assert tags(*runs) == first
+    again = tags(runs[1])
+    assert (again["evaluated.0"], again["evaluated.0.run_id"], len(again)) == ("two", ids[1], 3)
+    (parameters,) = (tag["value"] for tag in server.run(ids[0])["data"]["tags"] if tag["key"] == "parameters")
+    assert int(parameters) == sum(tensor.numel() for tensor in find_checkpoint(runs[0]).weights().values())
 
 
 def test_fewer_passes_have_a_report_of_their_own(two_runs: list[str], tmp_path: Path) -> None:
