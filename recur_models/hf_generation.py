@@ -1,6 +1,7 @@
 """How transformers' `generate` continues a text: with the State as its cache, and without a begin-of-document inside.
 
     model.generate(input_ids, max_new_tokens=100_000)        # the cache never grows
+    model(input_ids, use_cache=True).past_key_values.save("book.safetensors")     # RecurrentCache.load continues it
 
 Letters: B lanes · T tokens.
 """
@@ -8,9 +9,12 @@ Letters: B lanes · T tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from typing import Any, NoReturn
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationConfig
@@ -19,7 +23,7 @@ from transformers.generation.utils import GenerationMixin
 from recur_models.decoding import DecodingState
 from recur_models.hf_arguments import check_generation
 from recur_models.hf_config import ThroughlineConfig
-from recur_models.protocol import detach
+from recur_models.protocol import RecurrentModel, State, detach
 
 
 class RecurrentCache(Cache):
@@ -29,6 +33,7 @@ class RecurrentCache(Cache):
         super().__init__(layers=[])
         self.reading: DecodingState | None = None
         self.seen = 0
+        self.loaded = False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that have been read, padding included."""
@@ -59,6 +64,42 @@ class RecurrentCache(Cache):
             reading = self.reading
             self.reading = replace(reading, state=detach(reading.state), block=detach(reading.block))
         return self
+
+    def save(self, file: str | PathLike[str]) -> None:
+        """Write the State of what was read to a safetensors file, with which `load` continues. Raises ValueError if it is empty."""
+        if self.reading is None:
+            raise ValueError("nothing was read with this cache: save one that the model has returned")
+        reading = self.reading
+        named = {f"state.{name}": tensor for name, tensor in reading.state.items()}
+        named |= {f"block.{name}": tensor for name, tensor in reading.block.items()}
+        named["filled"] = reading.filled_B
+        copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in named.items()}
+        save_file(copies, file, {"seen": str(self.seen)})
+
+    @classmethod
+    def load(cls, file: str | PathLike[str], device: str | torch.device = "cpu") -> RecurrentCache:
+        """The cache that `save` has written, on this device, for the model that made it. Raises ValueError if it is none."""
+        cache = cls()
+        parts: dict[str, State] = {"state": {}, "block": {}}
+        with safe_open(file, "pt", str(device)) as saved:
+            seen = (saved.metadata() or {}).get("seen")
+            if seen is None:
+                raise ValueError(f"{file} is no saved cache: name a file that RecurrentCache.save has written")
+            cache.seen = int(seen)
+            for name in set(saved.keys()) - {"filled"}:
+                part, _, rest = name.partition(".")
+                parts[part][rest] = saved.get_tensor(name)
+            cache.reading = DecodingState(**parts, filled_B=saved.get_tensor("filled").cpu())
+        cache.loaded = True
+        return cache
+
+    def check_loaded(self, model: RecurrentModel) -> None:
+        """Raise ValueError if the State was loaded from a file, and is not one of this model's."""
+        if self.loaded and self.reading is not None:
+            expected = {name: tensor.shape[1:] for name, tensor in model.initial_state(1).items()}
+            if {name: tensor.shape[1:] for name, tensor in self.reading.state.items()} != expected:
+                raise ValueError("past_key_values was saved with another model: load it into the one that made it")
+        self.loaded = False
 
     def __bool__(self) -> bool:
         """True. transformers' own would be False, since it counts layers, and `cache or None` would lose the State."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from recur_models import GPT2Config, LlamaConfig, Mamba2Config, ModelConfig
-from recur_models.hf import ThroughlineForCausalLM
+from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
 from tests.recur_models.conftest import SIZE
@@ -70,6 +71,43 @@ def test_a_loop_trains_with_the_state_of_the_last_call(config: ModelConfig) -> N
     after = model(second, labels=second, use_cache=True, past_key_values=before.past_key_values.detach())
     after.loss.backward()
     assert after.past_key_values.get_seq_length() == 16
+
+
+@torch.no_grad()
+def test_a_saved_cache_continues_like_the_first(config: ModelConfig, tmp_path: Path) -> None:
+    model = wrap(config)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :3] = 0
+    cache = model(text(2, 9), attention_mask=mask, use_cache=True).past_key_values
+    cache.save(tmp_path / "state.safetensors")
+    loaded = RecurrentCache.load(tmp_path / "state.safetensors")
+    assert loaded.get_seq_length() == 9
+    copied = copy.deepcopy(cache)
+    more = text(2, 7)
+    mask = torch.cat([mask, torch.ones_like(more)], 1)
+    expected, *others = (
+        model(more, attention_mask=mask, past_key_values=each, use_cache=True) for each in (cache, loaded, copied)
+    )
+    for other in others:
+        assert torch.equal(other.logits, expected.logits)
+        assert other.past_key_values.get_seq_length() == 16
+
+
+def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing was read"):
+        RecurrentCache().save(tmp_path / "state.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_holds_no_cache_of_this_model_is_refused(slide: Any, tmp_path: Path) -> None:
+    slide.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors is no saved cache"):
+        RecurrentCache.load(tmp_path / "model.safetensors")
+    deeper = wrap(SlideConfig(**{**SIZE, "layers": SIZE["layers"] + 1}))
+    deeper(text(1, 9), use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
+    loaded = RecurrentCache.load(tmp_path / "state.safetensors", torch.device("cpu"))
+    with pytest.raises(ValueError, match="was saved with another model"):
+        slide(text(1, 3), past_key_values=loaded)
 
 
 def test_a_cache_is_true_and_says_how_much_it_has_read(slide: Any) -> None:
