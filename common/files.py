@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,14 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def read_text(file: Path, remedy: str) -> str:
-    """The text of a file. Raises UserError with this remedy if it is not UTF-8."""
+    """The text of a file, or of the standard input for "-". Raises UserError with this remedy if it is not UTF-8."""
+    from_stdin = file == Path("-")
+    data = sys.stdin.buffer.read() if from_stdin else file.read_bytes()
     try:
-        return file.read_bytes().decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text (byte {error.start}): {remedy}") from None
+        name = "the standard input" if from_stdin else file
+        raise UserError(f"{name} is not UTF-8 text (byte {error.start}): {remedy}") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

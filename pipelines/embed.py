@@ -47,7 +47,7 @@ class EmbedConfig:
     documents: tuple[str, ...] = ()
     """Ids of documents of the split; by default all."""
     file: Path | None = None
-    """A text file (UTF-8), instead of a store."""
+    """A text file (UTF-8), instead of a store; - reads the standard input."""
     store: str = ""
     """Store to read; by default the one that the run was trained on. For a file: where its tokenizer is."""
     corpus: str = ""
@@ -57,9 +57,9 @@ class EmbedConfig:
     dtype: Literal["float32", "float16"] = "float32"
     """Type of the embeddings in the files. They are computed in float32."""
     lanes: int = 0
-    """Documents that are read side by side; 0 takes the run's number of lanes. It changes the speed, not the embeddings."""
+    """Documents that are read side by side; 0 takes the run's lanes. It changes the speed, and the last bits of a value."""
     segment_length: int = 0
-    """Tokens that are read at once; 0 takes the run's. It changes the speed, not the embeddings."""
+    """Tokens that are read at once; 0 takes the run's. It changes the speed, and the last bits of a value."""
 
     def __post_init__(self) -> None:
         check_options(self, every=1, lanes=0, segment_length=0)

@@ -47,7 +47,7 @@ class GenerateConfig:
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
-    """Text file to continue (UTF-8)."""
+    """Text file to continue (UTF-8); - reads the standard input."""
     prompt: str = field(default="", metadata={cli.TEXT: True})
     """Text to continue, instead of a file."""
     max_new_tokens: int = 256
@@ -149,8 +149,8 @@ class TextStream:
         return self._tokenizer.decode(self._before + ids)[len(self._tokenizer.decode(self._before)) :]
 
 
-def main(argv: list[str]) -> None:
-    """Continue a text and print it as it is written. Raises UserError for bad input."""
+def main(argv: list[str]) -> int:
+    """Continue a text and print it as it is written. Returns the exit status. Raises UserError for bad input."""
     config = cli.parse(GenerateConfig, argv, __doc__)
     prompt = read_text(config.file, "convert it first") if config.file else config.prompt
     trained = load(config.run, config.store)
@@ -172,21 +172,26 @@ def main(argv: list[str]) -> None:
     began = time.monotonic()
     first = 0.0
     count = 0
+    status = 0
     try:
-        for token in generate(trained, prompt_ids, config, seed):
-            count += 1
-            first = first or time.monotonic()
-            print(safe(stream.put(token)), end="", flush=True)
-        print(safe(stream.end()))
-        sys.stdout.flush()
+        try:
+            for token in generate(trained, prompt_ids, config, seed):
+                count += 1
+                first = first or time.monotonic()
+                print(safe(stream.put(token)), end="", flush=True)
+        except KeyboardInterrupt:  # the text so far is what was wanted
+            status = cli.INTERRUPTED_STATUS
+        print(safe(stream.end()), flush=True)
     except BrokenPipeError:
         discard()
-        return
+        return status
     if not count:
-        print("the text ends here: no token was written", file=sys.stderr)
-        return
+        ended = "stopped before a token was written" if status else "the text ends here: no token was written"
+        print(ended, file=sys.stderr)
+        return status
     rate = (count - 1) / max(time.monotonic() - first, 1e-9)
     print(f"text read in {first - began:.1f} s, then {rate:.0f} tokens/s", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def width_of(model: RecurrentModel) -> int:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """A folder of embeddings, made from the hidden states of texts. Neither lanes nor segments change a value."""
+    """A folder of embeddings, made from the hidden states of texts. Lanes and segments change the last bits of a value at most."""
 
     output: Place
     texts: Texts

@@ -63,6 +63,8 @@ SEEDS = 1 << 63
 """Upper bounds of seeds, and of other whole numbers (COUNTS), so that products of counts still have 64 bits."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
 """Exit status if the reader of a command's output has gone, as a shell reports it for SIGPIPE."""
+INTERRUPTED_STATUS = 128 + signal.SIGINT
+"""Exit status after Ctrl-C, as a shell reports it."""
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Characters that end or reorder a line in which a name or a path is printed."""
 TEXT = "text"
@@ -100,8 +102,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             sys.exit(UNREAD_STATUS)
         raise
     except KeyboardInterrupt:
-        print("stopped; rerun the command to start again from what is saved", file=sys.stderr)
-        status = 130
+        print("stopped; the same command continues from what is saved, or begins anew", file=sys.stderr)
+        status = INTERRUPTED_STATUS
     if not status:
         refused = _refused_output()
         if refused:

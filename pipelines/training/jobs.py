@@ -32,7 +32,7 @@ from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal import cli
 from pipelines.training.stopping import STOPPED_STATUS, asking_signals_to
 
-FINAL = (0, 2, STOPPED_STATUS, 130)
+FINAL = (0, 2, STOPPED_STATUS, cli.INTERRUPTED_STATUS)
 """Exit statuses after which a job is not tried again: done, a user's error, asked to stop, Ctrl-C."""
 POLL_SECONDS = 0.05
 
@@ -257,7 +257,7 @@ def failure(job: Job, status: int, not_begun: Sequence[Job]) -> str:
 
 def ended(status: int) -> str:
     """An exit status in words."""
-    if status in (STOPPED_STATUS, 130):
+    if status in (STOPPED_STATUS, cli.INTERRUPTED_STATUS):
         return "asked to stop, and saved: the same command resumes here"
     if status == 2:
         return "cannot be done as asked; its own message says why"

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -385,3 +386,19 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind: str, tmp_path: Path) -> No
             if "\ufffd" not in before:
                 assert before + "".join(parts) + stream.end() == tokenizer.decode(ids)
     assert TextStream(tokenizer, []).put(tokenizer.encode("a").tolist()[-1]) == "a"
+
+
+def test_text_from_the_standard_input_and_until_it_is_stopped(run: Path) -> None:
+    words = ("--file", "-", "--max-new-tokens", "1000000", "--seed", "1")
+    command = [sys.executable, "-m", "pipelines.generate", str(run), *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write("twelve bytes")
+        process.stdin.close()
+        assert process.stdout.read(100)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().endswith("\n")
+        told = process.stderr.read()
+    assert process.returncode == 130
+    assert "continuing 12 tokens" in told and told.endswith("tokens/s\n")
