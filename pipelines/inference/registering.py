@@ -84,5 +84,5 @@ def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str,
 
     shutil.rmtree(folder, ignore_errors=True)  # what an earlier attempt left there
     export(checkpoint, folder, store)
-    print(f"the best checkpoint, of step {checkpoint.step:,}, goes into MLflow's registry as {name}", flush=True)
+    print(f"registering the best checkpoint, of step {checkpoint.step:,}, in MLflow as {name}", flush=True)
     tracker.register(checkpoint.step, folder, name, owner)

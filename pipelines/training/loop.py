@@ -23,7 +23,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
 from pipelines.checkpoints.saving import Saver
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import OptimConfig, TrainConfig
 from pipelines.tracking import Tracker
 from pipelines.tracking.metrics import training_metrics, validation_metrics
 from pipelines.training.forward import predict, tensors
@@ -196,7 +196,8 @@ def train(
             tokens = schedule.tokens_before(done)
             since_logged = tokens - schedule.tokens_before(progress.logged)
             losses = training_metrics(world.sum(sums).flatten().tolist(), since_logged)
-            check_finite(losses.get("train/bits_per_token", 0.0), done, saver)  # missing if no label was read
+            loss = losses.get("train/bits_per_token", 0.0)  # missing if no label was read
+            check_finite(loss, done, saver, config.optim)
             speeds = speed.metrics(tokens)
             if tracker:
                 metrics = {
@@ -228,7 +229,7 @@ def train(
         if leaving or last or done % config.checkpoint.every == 0:
             weight_norm = torch.nn.utils.get_total_norm(model.parameters())  # after this step
             # The sum is finite only if all three are.
-            check_finite(sums.sum().item() + float(gradient_norm) + weight_norm.item(), done, saver)
+            check_finite(sums.sum().item() + float(gradient_norm) + weight_norm.item(), done, saver, config.optim)
             with speed.paused():
                 gc.collect()
                 saver.save(
@@ -284,7 +285,7 @@ def validate(
     return metrics
 
 
-def check_finite(value: float, step: int, saver: Saver) -> None:
+def check_finite(value: float, step: int, saver: Saver, optim: OptimConfig) -> None:
     """Raise UserError unless ``value``, made of the loss, its gradient or the weights, is finite. Training on would be of no use,
     and a checkpoint must not hold such weights.
     """
@@ -294,4 +295,7 @@ def check_finite(value: float, step: int, saver: Saver) -> None:
         if saved != 0:
             newest = f"the checkpoint of step {saved}" if saved else "the newest checkpoint"
             then = f"with --allow-change for that field, the run resumes from {newest}"
-        raise UserError(f"the loss became {value} by step {step}: lower optim.lr or optim.max_grad_norm; {then}")
+        clipping = "or" if optim.max_grad_norm else "or set"
+        raise UserError(
+            f"the loss became {value} by step {step}: lower optim.lr {clipping} optim.max_grad_norm; {then}"
+        )
