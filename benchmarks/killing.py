@@ -66,7 +66,8 @@ MODELS = {
         "transformer-xl": f"algorithm-xl {SIZE} --model.span 12",
         "universal-transformer": f"algorithm-universal {SIZE} --model.span 12 --model.layers 1 --model.passes 3",
         "lstm": "algorithm-lstm --model.layers 2 --model.d-model 16 --model.window 8 --model.dropout 0.1",
-        "mixers": f"small-delta {MIXERS} --model.layers delta mamba2 mlstm rwkv7 slstm window --model.householders 2",
+        "mixers": f"small-delta {MIXERS} --model.layers delta mamba2 mlstm retention rwkv7 slstm window "
+        "--model.householders 2 --model.rotary",
         "rmt": f"small-rmt {SIZE} --model.memory-tokens 4",
         "armt": f"small-armt {SIZE} --model.memory-tokens 4 --model.memory-dim 4",
         "gpt2": f"small-gpt2 {GPT2} {WINDOWS}",
