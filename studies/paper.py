@@ -254,6 +254,8 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
     left = list[Cost]()
+    if not rate:
+        print("timing two steps of each small model; --flop-rate with FLOP/s takes no time", flush=True)
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
         if key not in costs:
