@@ -217,9 +217,8 @@ class MlflowRun:
             run_id = None
         self._existed = run is not None
         if run is None:
-            experiment = (
-                self._experiment_id or self._experiment()
-            )  # if it was deleted, so were its runs: they return when it is restored
+            # First of all: if the experiment was deleted, so were its runs, and they return when it is restored.
+            experiment = self._experiment()
             if run_id:  # MLflow's store no longer has it, or never had
                 key = uuid.uuid4().hex
                 self._save(key=key, run_id=None, registered=None)
@@ -256,8 +255,7 @@ class MlflowRun:
         """The runs that were made under a key: one, or more if MLflow was too slow to answer."""
         if not key:
             return []
-        self._experiment_id = self._experiment_id or self._experiment()
-        return list(self.client.search_runs([self._experiment_id], f"tags.`{KEY}` = '{key}'"))
+        return list(self.client.search_runs([self._experiment()], f"tags.`{KEY}` = '{key}'"))
 
     def _active_run(self, run_id: str | None) -> Any:
         """The run of this id; None where MLflow has none, or it was deleted there."""
@@ -272,7 +270,12 @@ class MlflowRun:
         return run if run and run.info.lifecycle_stage == "active" else None
 
     def _experiment(self) -> str:
-        """Id of the experiment, which is made if need be."""
+        """Id of the experiment, which is found or made once."""
+        self._experiment_id = self._experiment_id or self._find_or_make_experiment()
+        return self._experiment_id
+
+    def _find_or_make_experiment(self) -> str:
+        """Id of the experiment of this name. Raises UserError if it was deleted."""
         from mlflow.exceptions import MlflowException
 
         name = self._experiment_name
