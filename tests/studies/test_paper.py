@@ -183,6 +183,11 @@ def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[
     assert said in both["facts"]
     third = make("one", *words, "0.2", "--no-train")
     assert "not trained at all 3 rates: small-slide of 2" in third["facts"]
+    for name, folder in folders.items():  # as a task's validation adds: errors are few where bits are many
+        point = {"step": 4, "time": 9.0, "metrics": {"validation/error_rate": 0.5 if name == best else 0.1}}
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(f"{json.dumps(point)}\n")
+    assert make("one", *words)["runs"]["slide"] == list(folders.keys() - {best})
 
 
 def test_names_are_asked_for_when_the_table_is_written(
