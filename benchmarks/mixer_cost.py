@@ -1,6 +1,6 @@
 """Measures what today's mixers cost: a training step against `slide`, its growth with the length, and transformers' own torch code.
 
-    python -m benchmarks.mixer_cost                      about eight minutes on one thread
+    python -m benchmarks.mixer_cost                      about ten minutes on one thread
     python -m benchmarks.mixer_cost --mixers delta --rounds 12
 
 All take turns: a round is one step of each, and gives one ratio. Three questions:
@@ -10,7 +10,7 @@ All take turns: a round is one step of each, and gives one ratio. Three question
 - Growth: the same steps with segments two and four times as long, as the time per token over that of the first length. A mixer
   that is linear in the length has 1.
 - transformers: its torch code on the same sizes, forward and backward: the delta rule and the matrix memory of xLSTM alone, in
-  chunks of 64, and a whole Mamba-2 that both read from one folder.
+  chunks of 64, and a whole Mamba-2 that both read from one folder, transformers in chunks of 64 and in its own of 256.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ from recur_models.mamba2_model import Mamba2Config
 from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
 
-MixerName = Literal["delta", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window"]
+MixerName = Literal[
+    "delta", "delta-two-keys", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window", "mamba2-window"
+]
 STEPS = ("model", "parameters", "s a step", "/ slide, median (range)", "of the matrix rate", "MiB kept", "× 2", "× 4")
 PAIRS = ("rule or model", "ours, s", "transformers, s", "transformers / ours, median (range)")
 CHUNK = 64
@@ -56,7 +58,7 @@ Pass = Callable[[], Tensor]
 class BenchConfig:
     """Mixers to time, and the sizes."""
 
-    mixers: tuple[MixerName, ...] = ("delta", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window")
+    mixers: tuple[MixerName, ...] = get_args(MixerName)
     """Mixers, by the names of the presets small-…"""
     segment: int = 1024
     """Tokens of a segment."""
@@ -163,19 +165,24 @@ def memory(segment: int) -> tuple[Pass, Pass]:
 
 
 @contextmanager
-def mamba2(segment: int) -> Iterator[tuple[Pass, Pass]]:
-    """Our model and transformers', both of one folder: d 256, 6 layers, 8 heads of 64, states of 36."""
+def mamba2(segment: int) -> Iterator[tuple[Pass, Pass, Pass]]:
+    """Ours, transformers' in the same chunks, and in its own, all of one folder: d 256, 6 layers, 8 heads of 64, states of 36."""
     from importlib import import_module
 
     module: Any = import_module("transformers.models.mamba2.modeling_mamba2")  # decorators hide its types
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "num_hidden_layers": 6, "num_heads": 8, "head_dim": 64, "state_size": 36}
-    theirs = module.Mamba2ForCausalLM(module.Mamba2Config(**sizes, n_groups=1, vocab_size=VOCAB, chunk_size=CHUNK))
+    own = module.Mamba2ForCausalLM(module.Mamba2Config(**sizes, n_groups=1, vocab_size=VOCAB))
     tokens = torch.randint(VOCAB, (LANES, segment))
     with tempfile.TemporaryDirectory() as folder:
-        theirs.save_pretrained(folder)
+        own.save_pretrained(folder)
+        same = module.Mamba2ForCausalLM.from_pretrained(folder, chunk_size=CHUNK)
         ours = Mamba2Config(pretrained=folder, window=128, chunk=CHUNK).build(VOCAB)
-        yield (lambda: ours(tokens)[0]), (lambda: theirs(tokens, use_cache=False).logits)
+        yield (
+            lambda: ours(tokens)[0],
+            lambda: same(tokens, use_cache=False).logits,
+            lambda: own(tokens, use_cache=False).logits,
+        )
 
 
 def pairs(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
@@ -184,11 +191,12 @@ def pairs(config: BenchConfig) -> list[tuple[results.Cell, ...]]:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    with mamba2(config.segment) as model:
+    with mamba2(config.segment) as (ours_mamba2, same_chunks, own_chunks):
         both = {
             "gated delta rule": delta_rule(config.segment),
             "matrix memory": memory(config.segment),
-            "Mamba-2, 6 layers": model,
+            "Mamba-2, 6 layers": (ours_mamba2, same_chunks),
+            "Mamba-2, theirs in chunks of 256": (ours_mamba2, own_chunks),
         }
         passes = {f"{name} {i}": timed(each) for name, pair in both.items() for i, each in enumerate(pair)}
         seconds = machine.seconds_in_turns(config.rounds, passes)

@@ -83,7 +83,8 @@ DEMO = replace(
 )
 
 MIXER_SIZE: dict[str, Any] = {"d_model": 256, "window": 128}
-# Today's mixers at the same size: states of equal size, but for slstm's vectors, and a gated MLP that makes up the parameters.
+# Today's mixers at the same size. States are of equal size, but with two keys (two thirds) and for slstm's vectors; a gated MLP
+# makes up the parameters.
 MIXERS = {
     "delta": MixersConfig(layers=("delta",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=552, **MIXER_SIZE),
     "mamba2": MixersConfig(layers=("mamba2",) * 6, heads=8, key_dim=36, value_dim=64, mlp_dim=528, **MIXER_SIZE),
@@ -93,6 +94,16 @@ MIXERS = {
     ),
     "rwkv7": MixersConfig(layers=("rwkv7",) * 6, heads=4, key_dim=48, value_dim=96, mlp_dim=592, **MIXER_SIZE),
     "slstm": MixersConfig(layers=("slstm",) * 6, heads=4, value_dim=64, mlp_dim=556, **MIXER_SIZE),
+    "delta-two-keys": MixersConfig(
+        layers=("delta",) * 6,
+        householders=2,
+        negative_eigenvalues=True,
+        heads=4,
+        key_dim=48,
+        value_dim=64,
+        mlp_dim=528,
+        **MIXER_SIZE,
+    ),
     "delta-window": MixersConfig(
         layers=("delta", "delta", "window") * 2, heads=4, key_dim=48, value_dim=96, mlp_dim=640, **MIXER_SIZE
     ),
@@ -145,7 +156,7 @@ DEMO_GROUPS = {
         "small-retention": "retention, linear attention with fixed decays, in every layer",
         "small-rwkv7": "RWKV-7's time mixing in every layer",
         "small-slstm": "sLSTM, the scalar memory of xLSTM, in every layer",
-        "small-delta*": "the gated delta rule in every layer, or with windows in every third (-window)",
+        "small-delta*": "the gated delta rule, also with two keys per token (-two-keys) or windows (-window)",
         "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
         "small-*staircase*": "staircases, which read each token several times, or keep what they have read (-cached-)",
         "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",
