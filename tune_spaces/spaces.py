@@ -128,6 +128,20 @@ def staircase_passes(values: Values) -> Domains:
     return {"model.passes": choice(passes), "model.chunk": choice(fitting)}
 
 
+def matrix_states(values: Values) -> Domains:
+    """Sizes of keys and values, whose product is the State of a mixer's head."""
+    fields = ("model.key_dim", "model.value_dim")
+    return {
+        ",".join(fields): choice(list(zip(*(_around(values[field], (0.5, 1, 2)) for field in fields), strict=True)))
+    }
+
+
+def delta(values: Values) -> Domains:
+    """The transitions of the delta rule: eigenvalues from 0 to 1, from −1 to 1, and the product of two of these."""
+    transitions = [(False, 1), (True, 1), (True, 2)] if "delta" in values["model.layers"] else []
+    return {"model.negative_eigenvalues,model.householders": choice(transitions)}
+
+
 SPACES: dict[str, Space] = {
     "lr": Space("learning rate, a tenth to ten times the preset's", ("optim.lr",), lr),
     "states": Space("state vectors, a quarter to double", ("model.states",), states),
@@ -139,6 +153,10 @@ SPACES: dict[str, Space] = {
     "staircase-passes": Space(
         "recurrent steps, 1 to 8, and forward size, half to double", ("model.passes", "model.chunk"), staircase_passes
     ),
+    "matrix-states": Space(
+        "keys and values of a mixer's head, half to double", ("model.key_dim", "model.value_dim"), matrix_states
+    ),
+    "delta": Space("eigenvalues and keys per token of the delta rule", ("model.householders",), delta),
     "size": Space("width, heads and MLP, half to double", ("model.d_model", "model.heads", "model.mlp_dim"), size),
 }
 

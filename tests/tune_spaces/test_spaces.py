@@ -56,6 +56,16 @@ def test_the_gate_space_has_the_six_cells_of_the_paper() -> None:
     assert found == {(gate, cell) for gate in get_args(Gate) for cell in get_args(Cell)}
 
 
+def test_spaces_of_mixers_give_runs_whose_states_or_transitions_differ() -> None:
+    base = PRESETS["small-delta"]
+    whole = grid(combine("matrix-states+delta", values("small-delta")), points=1)
+    models = [with_fields(base, some).model for some in whole]
+    assert len(whole) == 3 * 3 and base.model in models
+    assert {(some["model.key_dim"], some["model.value_dim"]) for some in whole} == {(24, 48), (48, 96), (96, 192)}
+    signed_and_keys = {(some["model.negative_eigenvalues"], some["model.householders"]) for some in whole}
+    assert signed_and_keys == {(False, 1), (True, 1), (True, 2)}
+
+
 def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
     found = grid(combine("optim.lr=1e-4..1e-2+optim.max_grad_norm=0.5,1", values("demo-rec")), points=3)
     assert [some["optim.lr"] for some in found] == [1e-4, 1e-4, 1e-3, 1e-3, 1e-2, 1e-2]
@@ -93,6 +103,8 @@ def test_a_field_that_is_true_or_false_may_be_varied() -> None:
             "pg19-llama-overlap-50",
             "'size' has no value that fits pg19-llama-overlap-50",
         ),  # a file has the sizes
+        ("delta", "small-mamba2", "'delta' has no value that fits small-mamba2"),
+        ("matrix-states", "small-rec", "varies model.key_dim, which small-rec does not have"),
         ("rec-table-5", "small-rec", "holds 0 stores"),
         ("staircase-figure-2", "tiny-walk-staircase", "of the papers' sizes, and tiny-walk-staircase is none"),
     ],
