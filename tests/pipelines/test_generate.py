@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -388,6 +388,15 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind: str, tmp_path: Path) -> No
     assert TextStream(tokenizer, []).put(tokenizer.encode("a").tolist()[-1]) == "a"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Child processes get Ctrl-C's signal also where this one was begun in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_text_from_the_standard_input_and_until_it_is_stopped(run: Path) -> None:
     words = ("--file", "-", "--max-new-tokens", "1000000", "--seed", "1")
     command = [sys.executable, "-m", "pipelines.generate", str(run), *words]
