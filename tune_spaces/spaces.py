@@ -113,7 +113,7 @@ def segment(values: Values) -> Domains:
 
 def size(values: Values) -> Domains:
     fields = ("model.d_model", "model.heads", "model.mlp_dim")
-    sizes = [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]
+    sizes = _scaled(values, fields)
     shared = values.get("model.kv_heads") or 1  # it divides the heads
     taken_from_file = 0 in (values[field] for field in fields)
     fitting = [size for size in sizes if size[1] % shared == 0 and not taken_from_file]
@@ -131,9 +131,7 @@ def staircase_passes(values: Values) -> Domains:
 def matrix_states(values: Values) -> Domains:
     """Sizes of keys and values, whose product is the State of a mixer's head."""
     fields = ("model.key_dim", "model.value_dim")
-    return {
-        ",".join(fields): choice(list(zip(*(_around(values[field], (0.5, 1, 2)) for field in fields), strict=True)))
-    }
+    return {",".join(fields): choice(_scaled(values, fields))}
 
 
 def delta(values: Values) -> Domains:
@@ -260,3 +258,8 @@ def _inline(part: str, values: Values) -> Domains:
 
 def _around(value: int, factors: tuple[float, ...]) -> list[int]:
     return list(dict.fromkeys(max(1, round(value * factor)) for factor in factors))
+
+
+def _scaled(values: Values, fields: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """The values of some fields together: half, as they are, and double."""
+    return [tuple(max(1, round(values[field] * factor)) for field in fields) for factor in (0.5, 1, 2)]

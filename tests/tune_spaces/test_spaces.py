@@ -64,6 +64,8 @@ def test_spaces_of_mixers_give_runs_whose_states_or_transitions_differ() -> None
     assert {(some["model.key_dim"], some["model.value_dim"]) for some in whole} == {(24, 48), (48, 96), (96, 192)}
     signed_and_keys = {(some["model.negative_eigenvalues"], some["model.householders"]) for some in whole}
     assert signed_and_keys == {(False, 1), (True, 1), (True, 2)}
+    least = grid(combine("matrix-states", values("small-delta", **{"model.key_dim": 1})), points=1)
+    assert [(some["model.key_dim"], some["model.value_dim"]) for some in least] == [(1, 48), (1, 96), (2, 192)]
 
 
 def test_a_range_becomes_points_on_a_logarithmic_scale() -> None:
