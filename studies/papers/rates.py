@@ -43,13 +43,13 @@ class Rates:
 
     def trained(self, run: Run) -> list[Run]:
         """The run at those rates at which it is trained, the best on validation first."""
-        trainings = [(self.study.training(each, self.seed), each) for each in self.runs(run)]
-        scored = [
-            (training.validated(errors=True), training.validated(errors=False), each)
-            for training, each in trainings
-            if training.is_done()
-        ]
-        return [each for *_, each in sorted(scored, key=lambda found: found[:2])]
+        done = [each for each in self.runs(run) if self.study.training(each, self.seed).is_done()]
+        return sorted(done, key=self.score)
+
+    def score(self, run: Run) -> tuple[float, float]:
+        """Validation's share of errors, infinite where no token is labelled, and bits per token: the least is the best."""
+        training = self.study.training(run, self.seed)
+        return training.validated(errors=True), training.validated(errors=False)
 
     def chosen(self, run: Run) -> Run:
         """The run at the best rate; before it is trained at any, at the first."""
