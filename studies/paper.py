@@ -84,6 +84,8 @@ class PaperConfig:
     """Split to read in place of every column's own, such as validation if the test split is long compared with the training."""
     set: tuple[str, ...] = ()
     """Fields of every training, as steps=500 model.pretrained=FOLDER."""
+    tokens: int = 0
+    """Tokens that each training reads, in whole steps; 0 for as many as its preset says."""
     at_once: int = 2
     """Trainings side by side; at scale paper 1."""
     train: bool = True
@@ -124,6 +126,10 @@ class PaperConfig:
             raise UserError(f"--rates are {self.rates}: give learning rates above 0, and each once")
         if self.rates and any(pair.startswith("optim.lr=") for pair in self.set):
             raise UserError("--rates and --set optim.lr=… are given: leave one out")
+        if self.tokens < 0:
+            raise UserError(f"--tokens is {self.tokens}: give how many each training reads, or 0")
+        if self.tokens and any(pair.startswith("steps=") for pair in self.set):
+            raise UserError("--tokens and --set steps=… are given: leave one out")
         if not 0 <= self.flop_rate < math.inf:
             raise UserError(f"--flop-rate is {self.flop_rate}: give FLOP/s, or 0")
         if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
@@ -149,7 +155,7 @@ class PaperConfig:
         options = dict[str, dict[str, str]]()
         for corpus, name, value in map(option_of, self.options):
             options.setdefault(corpus, {})[name] = value
-        place = StudyFolder(self.root.absolute(), stores, sources, options, self.corpus, values)
+        place = StudyFolder(self.root.absolute(), stores, sources, options, self.corpus, values, self.tokens)
         name = f"{self.paper} {self.table}"
         table = PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
@@ -172,6 +178,8 @@ class PaperConfig:
     def content_options(self) -> list[str]:
         """The options, as typed, that decide the content of a table, without scale and seeds."""
         words = ["--rates", *map(str, self.rates)] if self.rates else []
+        if self.tokens:
+            words += ["--tokens", str(self.tokens)]
         for name in ("only", "columns", "corpus", "split", "set"):
             given = getattr(self, name)
             if given:

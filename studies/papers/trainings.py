@@ -84,6 +84,8 @@ class StudyFolder:
     """A corpus that replaces every corpus of text."""
     set: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted fields that all trainings are given."""
+    tokens: int = 0
+    """Tokens that each training reads, in whole steps; 0 for as many as its own."""
 
     @property
     def record(self) -> JobRecord:
@@ -125,8 +127,7 @@ class StudyFolder:
         """The training of ``run`` with this seed. Raises UserError for a field that the preset lacks, and conflicting values."""
         data = self.data(run.data)
         values = {
-            **run.fields,
-            **self.set,
+            **self.fields(run),
             "data.store": str(self.store(data)),
             "data.corpus": data.corpus,
             "root": str(self.root),
@@ -135,13 +136,23 @@ class StudyFolder:
         }
         return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.read, run.checkpoint)
 
+    def fields(self, run: Run) -> dict[str, Any]:
+        """The fields by which a run's training differs from its preset, those of this folder included."""
+        values = {**run.fields, **self.set}
+        if self.tokens:
+            own = with_fields(PRESETS[run.preset], values)
+            steps = max(1, self.tokens // own.tokens_per_step)
+            if steps != own.steps:
+                values["steps"] = steps
+        return values
+
     def training_name(self, run: Run, seed: int) -> str:
         """The name of a training: its preset, its data, and the fields by which its weights differ from the preset's."""
         data = self.data(run.data)
         by_default = replace(self, options={}).data(run.data)
         corpus_words = data.options if data.options != by_default.options else ()
         differing = []
-        for key, value in {**run.fields, **self.set}.items():
+        for key, value in self.fields(run).items():
             decides_best = run.checkpoint == "best" and key in self.set and key in DECIDE_THE_BEST
             if decides_best or not may_change(key):
                 differing.append(f"{key.rpartition('.')[2]}-{value}")

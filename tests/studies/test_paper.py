@@ -343,6 +343,8 @@ def test_a_training_of_another_preset_or_store_is_not_taken_for_the_rows(
         (["gpt2", "table-1", "--set", "optim.lr=NaN"], "optim.lr is 'NaN': give a value such as 0.0"),
         (["gpt2", "table-1", "--set", "data.corpus=text"], "--set data.corpus=text: that is each training's own"),
         (["gpt2", "table-1", "--flop-rate", "-1"], "--flop-rate is -1"),
+        (["gpt2", "table-1", "--tokens", "-1"], "--tokens is -1: give how many each training reads"),
+        (["gpt2", "table-1", "--tokens", "9", "--set", "steps=5"], "--tokens and --set steps"),
         (["gpt2", "table-1", "--no-train"], "leave out --no-train"),
         (["gpt2", "table-1", "--source", "pg20=x"], "no corpus 'pg20': did you mean 'pg19'"),
         (["gpt2", "table-1", "--split", "tests"], "unknown split 'tests': did you mean 'test'"),
@@ -358,6 +360,22 @@ def test_bad_input_is_one_sentence(
     monkeypatch.setattr(paper, "run_jobs", list)  # every job of preparing fails
     with pytest.raises(UserError, match=sentence):
         paper.main([*words, "--root", str(tmp_path)])
+
+
+def test_all_trainings_read_as_many_tokens_as_asked(tmp_path: Path) -> None:
+    asked = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, tokens=200_000)
+    assert asked.command().endswith("--tokens 200000") and "tokens-200000" in asked.name()
+    made = asked.plan().trainings(prepared=False)
+    left_out = [200_000 - training.config.steps * training.config.tokens_per_step for training in made]
+    assert len(made) == 24 and all(
+        0 <= tokens < training.config.tokens_per_step for tokens, training in zip(left_out, made, strict=True)
+    )
+    assert all(f"steps-{training.config.steps}" in training.name for training in made)
+    few = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, tokens=1).plan().trainings(prepared=False)
+    assert {training.config.steps for training in few} == {1}
+    first = paper.PaperConfig("gpt2", "smollm2", root=tmp_path).plan().trainings(prepared=False)[0]
+    same = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, tokens=2_000_000).plan().trainings(prepared=False)[0]
+    assert same.name == first.name
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
