@@ -300,7 +300,18 @@ SMOLLM2_ROWS = (
         for window in SMOLLM2_WINDOWS
     ),
     *(
-        of_smollm2(window, recurrent=True, variant="h_prev of each layer", **OF_EACH_LAYER)
+        of_smollm2(window, overlap, recurrent=True, variant="h_prev of each layer", **OF_EACH_LAYER)
+        for window in SMOLLM2_WINDOWS
+        for overlap in SMOLLM2_OVERLAPS
+    ),
+    *(
+        of_smollm2(
+            window,
+            recurrent=True,
+            variant="h_prev of each layer, pretrained weights frozen",
+            trained="recurrence",
+            **OF_EACH_LAYER,
+        )
         for window in SMOLLM2_WINDOWS
     ),
 )
