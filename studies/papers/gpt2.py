@@ -352,7 +352,7 @@ TABLES = {
         SMOLLM2_ROWS,
         x=FLOPS_PER_TOKEN.name,
         note={
-            "tiny": f"{SMOLLM2_NOTE} Each run reads 2 million tokens, or as many as --tokens says. {COUNTED}",
+            "tiny": f"{SMOLLM2_NOTE} By its preset each run reads 2 million tokens. {COUNTED}",
             "paper": f"{SMOLLM2_NOTE} {COUNTED}",
         },
     ),

@@ -172,7 +172,8 @@ class Plan:
         data = "; ".join(f"{name} {fingerprint}" for name, fingerprint in found.fingerprints.items())
         counts = sorted({min(found.train_tokens), max(found.train_tokens)})
         tokens = " to ".join(f"{count:,}" for count in counts)
-        facts = [f"data: {data}", f"tokens read in training: {tokens}"]
+        asked = f", since --tokens {self.study.tokens} replaces the presets' numbers" if self.study.tokens else ""
+        facts = [f"data: {data}", f"tokens read in training: {tokens}{asked}"]
         for corpus in sorted(found.wordless):
             facts.append(f"{corpus} is program code, of which no metric is given by word")
         for name in sorted(found.unvalidated):

@@ -163,6 +163,14 @@ def test_the_best_seed_is_that_of_the_validation(
     assert len(validated) == 2 and row["best"] == row["ours"][validated.index(min(validated))]
 
 
+def test_a_table_of_fewer_tokens_says_so(make: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    facts = make("one", "--only", "slide", "--columns", "bits", "--tokens", "300")["facts"]
+    (folder,) = (tmp_path / "one").glob("small-slide*")
+    steps = int(folder.name.split("-steps-")[1].split("-")[0])
+    (read,) = (fact for fact in facts if fact.startswith("tokens read in training"))
+    assert read.endswith(", since --tokens 300 replaces the presets' numbers") and steps == 2
+
+
 def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     own = PRESETS["small-slide"].optim.lr
     words = ("--only", "slide", "--columns", "bits", "--set", "validate_every=4", "--rates", f"{own:g}", "0.1")
