@@ -85,7 +85,7 @@ class PaperConfig:
     set: tuple[str, ...] = ()
     """Fields of every training, as steps=500 model.pretrained=FOLDER."""
     tokens: int = 0
-    """Tokens that each training reads, in whole steps; 0 for as many as its preset says."""
+    """Tokens that each training reads, in whole steps; 0 for as many as its preset says. Fewer tokens shorten the warm-up, too."""
     at_once: int = 2
     """Trainings side by side; at scale paper 1."""
     train: bool = True

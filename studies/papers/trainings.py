@@ -51,6 +51,7 @@ FILES = ("metadata", "ids")
 """Options of a corpus that name a local file: they are no part of a store's name."""
 DECIDE_THE_BEST = frozenset({"validate_every", "validate_tokens", "checkpoint.every"})
 """Fields that only change which of a training's checkpoints is the best."""
+WARM_UP = "schedule.warmup_steps"
 TIMED_STEPS = 7
 """How many steps are timed; a table has their median."""
 
@@ -85,7 +86,7 @@ class StudyFolder:
     set: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted fields that all trainings are given."""
     tokens: int = 0
-    """Tokens that each training reads, in whole steps; 0 for as many as its own."""
+    """Tokens that each training reads, in whole steps; 0 for as many as its own. A shorter training has a shorter warm-up."""
 
     @property
     def record(self) -> JobRecord:
@@ -137,13 +138,20 @@ class StudyFolder:
         return Training(self, data, with_fields(PRESETS[run.preset], values), run.preset, run.read, run.checkpoint)
 
     def fields(self, run: Run) -> dict[str, Any]:
-        """The fields by which a run's training differs from its preset, those of this folder included."""
+        """The fields by which a run's training differs from its preset, those of this folder included.
+
+        With fewer tokens, the warm-up keeps its share of the steps, but for a schedule whose peak depends on the warm-up, and
+        where it is set by hand.
+        """
         values = {**run.fields, **self.set}
-        if self.tokens:
-            own = with_fields(PRESETS[run.preset], values)
-            steps = max(1, self.tokens // own.tokens_per_step)
-            if steps != own.steps:
-                values["steps"] = steps
+        if not self.tokens:
+            return values
+        own = with_fields(PRESETS[run.preset], values)
+        steps = max(1, self.tokens // own.tokens_per_step)
+        if steps != own.steps:
+            values["steps"] = steps
+        if steps < own.steps and own.schedule.name != "inverse-sqrt" and WARM_UP not in self.set:
+            values[WARM_UP] = own.schedule.warmup_steps * steps // own.steps
         return values
 
     def training_name(self, run: Run, seed: int) -> str:

@@ -378,12 +378,31 @@ def test_all_trainings_read_as_many_tokens_as_asked(tmp_path: Path) -> None:
     assert len(made) == 39 and all(
         0 <= tokens < training.config.tokens_per_step for tokens, training in zip(left_out, made, strict=True)
     )
-    assert all(f"steps-{training.config.steps}" in training.name for training in made)
+    assert {training.config.steps for training in made} >= {33, 100, 200}
+    assert {training.config.schedule.warmup_steps for training in made} == {9, 10}  # of 100, for a tenth of the steps
     few = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, tokens=1).plan().trainings(prepared=False)
     assert {training.config.steps for training in few} == {1}
     first = paper.PaperConfig("gpt2", "smollm2", root=tmp_path).plan().trainings(prepared=False)[0]
     same = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, tokens=2_000_000).plan().trainings(prepared=False)[0]
-    assert same.name == first.name
+    assert same.name == first.name and same.config.schedule.warmup_steps == 100
+
+
+@pytest.mark.parametrize(
+    ("fields", "set_by_hand", "warm_up"),
+    [
+        ({}, {}, 5),
+        ({}, {"schedule.warmup_steps": 3}, 3),
+        ({"schedule.name": "inverse-sqrt"}, {}, 50),  # its peak depends on the warm-up
+    ],
+)
+def test_a_training_of_fewer_tokens_warms_up_for_the_same_share_of_steps(
+    tmp_path: Path, fields: dict[str, Any], set_by_hand: dict[str, Any], warm_up: int
+) -> None:
+    tokens = 100 * trainings.PRESETS["small-slide"].tokens_per_step
+    place = trainings.StudyFolder(tmp_path, set=set_by_hand, tokens=tokens)
+    run = Run("small-slide", TEXT, {"steps": 1000, "schedule.warmup_steps": 50, **fields})
+    config = place.training(run, 0).config
+    assert config.steps == 100 and config.schedule.warmup_steps == warm_up
 
 
 def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
