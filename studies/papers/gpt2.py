@@ -266,7 +266,13 @@ CHOSEN = (
     "155.27 there. The paper's passages are samples that show what the recurrence passes on, and it does not say where they are "
     "from. Ours are drawn at random. As in the paper, one window is read before each, and the likeliest token is written each time."
 )
-SMOLLM2_DATA = Data("pg19", "smollm2", ("--newline", "normalize", "--validation-tokens", "15000"), vocabulary=49_153)
+SMOLLM2_DATA = Data(
+    "pg19",
+    "smollm2",
+    ("--newline", "normalize", "--validation-tokens", "15000"),
+    vocabulary=49_153,
+    of_pretrained=True,
+)
 SMOLLM2_WINDOWS = (100, 200, 300)
 SMOLLM2_OVERLAPS = (0, *WIDER)
 

@@ -57,6 +57,8 @@ class Data:
     """Further words of `pipelines.prepare`."""
     vocabulary: int = 0
     """Number of symbols, if the tokenizer's name does not give it: for the cost of trainings before their store is prepared."""
+    of_pretrained: bool = False
+    """Whether the tokenizer is that of the pretrained model, in whose folder it is; `tokenizer` then names the store."""
 
     @property
     def vocab_size(self) -> int:

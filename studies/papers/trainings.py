@@ -116,7 +116,10 @@ class StudyFolder:
         if "--subject" in data.options:
             files = {"metadata": "FILE", **files}
         beside = [word for name, value in files.items() for word in (f"--{name}", value)]
-        words = (*data.words, *source, *beside, "--store", str(self.store(data)), "--num-workers", "0")
+        pretrained = self.set.get("model.pretrained", "none")
+        of_model = data.of_pretrained and pretrained != "none"
+        own = replace(data, tokenizer=pretrained) if of_model else data
+        words = (*own.words, *source, *beside, "--store", str(self.store(data)), "--num-workers", "0")
         name = f"prepare {data}"
         return Job(name, "prepare", words, log=self.log(name))
 

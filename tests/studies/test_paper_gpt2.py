@@ -27,7 +27,7 @@ from pipelines.training.optim import build_optimizer
 from pipelines.tune import main as tune
 from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
-from studies.papers.gpt2 import EPOCHS, LANES, LLAMAS, ROWS, WINDOWS
+from studies.papers.gpt2 import EPOCHS, LANES, LLAMAS, ROWS, SMOLLM2_DATA, WINDOWS
 from studies.papers.tables import Run
 from tests.studies.test_paper import REC, TEXT
 
@@ -46,6 +46,19 @@ def test_wikitext_is_read_raw_even_beside_its_tokenised_form(scale: str, tmp_pat
         corpus: Any = tyro.cli(CORPORA["wikitext"], args=options)
         (document,) = corpus.read(corpus.sources("train"))
         assert "Valkyria" in document.text and "<unk>" not in document.text, row.label
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "tokenizer"), [("/models/smollm2", "/models/smollm2"), ("none", "smollm2"), ("", "smollm2")]
+)
+def test_smollm2s_store_is_prepared_with_the_tokenizer_in_its_folder(
+    pretrained: str, tokenizer: str, tmp_path: Path
+) -> None:
+    given = {"model.pretrained": pretrained} if pretrained else {}
+    place = trainings.StudyFolder(tmp_path, sources={"pg19": "books"}, set=given)
+    words = place.preparation_job(SMOLLM2_DATA).words
+    assert words[words.index("--tokenizer") + 1] == tokenizer
+    assert place.store(SMOLLM2_DATA).name.startswith("smollm2-newline-normalize")
 
 
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
