@@ -89,8 +89,8 @@ class TrainConfig:
     """Whether workers train on GPUs; auto: where the cluster has one for each."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Autocast. auto is bfloat16 on a GPU, and on a CPU with units for it (amx_bf16, avx512_bf16) if the model's width is 256 or
-    more; else float32. A resumed run keeps its choice. Parameters stay in float32."""
+    """Autocast. auto is bfloat16 on a GPU, and on a CPU that is faster in it (Intel's amx_bf16, AMD's avx512_bf16) if the model's
+    width is 256 or more; else float32. A resumed run keeps its choice. Parameters stay in float32."""
     recompute: Recompute = "nothing"
     """Activation checkpointing, less memory for more time. layer keeps only each layer's input; block keeps only the tensors passed
     from block to block, which is least for long segments."""

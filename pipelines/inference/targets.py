@@ -71,8 +71,8 @@ class TargetsConfig:
     allow_other_store: bool = False
     """Score on another store than the run was trained on, when the tokenizer is the same."""
     precision: Dtype = "float32"
-    """Precision of the products, whatever that of the training. bfloat16 is faster on a GPU, and on a CPU with units for it
-    (amx_bf16, avx512_bf16); metrics differ in about the fifth digit."""
+    """Precision of the products, whatever that of the training. bfloat16 is faster on a GPU, and on a CPU with Intel's
+    amx_bf16 or AMD's avx512_bf16; metrics differ in about the fifth digit."""
     output: str = ""
     """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` if nothing can be written there.
     What differs from a run's newest checkpoint on its test split stands behind the names."""

@@ -37,6 +37,7 @@ SMOLLM2 = replace(
 )
 
 CPUINFO = """processor\t: 0
+vendor_id\t: {vendor}
 model name\t: A CPU
 flags\t\t: fpu sse2 avx512_bf16{more}
 
@@ -68,7 +69,7 @@ def test_other_devices_are_as_ever(config: TrainConfig) -> None:
 def test_the_reason_names_the_fastest_unit_and_the_width() -> None:
     assert decide(SMALL, 257, AMX).reason == "the CPU has amx_bf16, and the model's width is 256"
     assert decide(DEMO, 257, AMX).reason == f"the model's width is 96, and auto takes bfloat16 from {MIN_WIDTH} on"
-    assert decide(SMALL, 257, PLAIN).reason == "the CPU has no units for bfloat16"
+    assert decide(SMALL, 257, PLAIN).reason == "the CPU multiplies bfloat16 no faster than float32"
 
 
 @pytest.mark.parametrize("machine", [GPU, PLAIN, AVX, AMX])
@@ -80,15 +81,25 @@ def test_a_named_precision_and_then_the_runs_own_come_first(machine: Machine) ->
         assert decide(replace(SMALL, precision=name), 257, machine, begun=other).name == name
 
 
-def test_a_feature_counts_if_the_kernel_lists_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("vendor", "more", "named", "faster"),
+    [
+        ("AuthenticAMD", " amx_tile amx_bf16", "amx_bf16, avx512_bf16", ("amx_bf16", "avx512_bf16")),
+        ("AuthenticAMD", " amx_tile avx512_bf16_of_tomorrow", "avx512_bf16", ("avx512_bf16",)),
+        ("GenuineIntel", " amx_tile amx_bf16", "amx_bf16, avx512_bf16", ("amx_bf16",)),
+        ("GenuineIntel", "", "avx512_bf16", ()),
+    ],
+)
+def test_a_feature_counts_if_the_kernel_lists_it_and_it_is_faster_on_the_vendors_cpus(
+    tmp_path: Path, vendor: str, more: str, named: str, faster: tuple[str, ...]
+) -> None:
     path = tmp_path / "cpuinfo"
+    path.write_text(CPUINFO.format(vendor=vendor, more=more))
     vector = torch.backends.cpu.get_cpu_capability()
-    path.write_text(CPUINFO.format(more=" amx_tile amx_bf16"))
-    both = ("amx_bf16", "avx512_bf16")
-    assert machine_of(torch.device("cpu"), path) == Machine("cpu", f"A CPU, {vector}, amx_bf16, avx512_bf16", both)
-    path.write_text(CPUINFO.format(more=" amx_tile avx512_bf16_of_tomorrow"))
-    only = ("avx512_bf16",)
-    assert machine_of(torch.device("cpu"), path) == Machine("cpu", f"A CPU, {vector}, avx512_bf16", only)
+    assert machine_of(torch.device("cpu"), path) == Machine("cpu", f"A CPU, {vector}, {named}", faster)
+
+
+def test_without_the_kernels_list_no_feature_counts(tmp_path: Path) -> None:
     assert machine_of(torch.device("cpu"), tmp_path / "none").units == ()
 
 
