@@ -6,7 +6,7 @@ Reads the first blocks of each document, all documents side by side, and scores 
 document's states are left as they are, exchanged for those of another document at the same place, replaced by the mean over all
 documents, or cleared. `evaluate --clear states` measures only the last case, which also counts the worth of any states: a
 pretrained decoder can use one more key that is always the same. Memory that is read by content is exchanged too; keys and values of
-the window stay.
+the window stay. There is no mean of memory, nor of states with a scale of their own (mLSTM, sLSTM).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from recur_models import RecurrentModel, State
 from recur_models.protocol import RECURRENT, clear, kind_of
 
 Whose = Literal["own", "another's", "mean", "cleared"]
+WITHOUT_MEAN = ("log_scale", "memory_keys")
+"""Kinds of tensors by which a State is known to have no mean over documents."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def main(argv: list[str]) -> None:
         f"{config.run.name}, step {checkpoint.step:,}: {len(kept)} documents, {config.blocks} blocks of {model.block}"
     )
     own = bits_per_token(model, ids_DT, "own")
+    has_mean = not any(kind_of(name) in WITHOUT_MEAN for name in model.initial_state(1))
     for whose in get_args(Whose):
+        if whose == "mean" and not has_mean:
+            continue
         found = own if whose == "own" else bits_per_token(model, ids_DT, whose)
         print(f"  {whose:10} {found:.4f} bits per token  {found - own:+.4f}", flush=True)
 

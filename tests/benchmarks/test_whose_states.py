@@ -54,6 +54,10 @@ def test_a_run_is_read_and_one_without_recurrent_states_is_refused(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-4:]] == ["own", "another's", "mean", "cleared"]
     assert lines[-4].endswith("+0.0000")
+    whose_states.main(
+        [str(train_model("memorizing", "--steps", "2", name="memory")), "--split", "train", "--blocks", "3"]
+    )
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["own", "another's", "cleared"]
     with pytest.raises(UserError, match="no recurrent states"):
         whose_states.main([str(train_model("slide", "--steps", "2", name="other"))])
     with pytest.raises(UserError, match="give 2 or more"):
