@@ -197,7 +197,7 @@ def train(
             since_logged = tokens - schedule.tokens_before(progress.logged)
             losses = training_metrics(world.sum(sums).flatten().tolist(), since_logged)
             loss = losses.get("train/bits_per_token", 0.0)  # missing if no label was read
-            check_finite(loss, done, saver, config.optim)
+            check_finite("the loss", loss, done, saver, config.optim)
             speeds = speed.metrics(tokens)
             if tracker:
                 metrics = {
@@ -228,8 +228,8 @@ def train(
         leaving = world.any(asked_to_stop()) and not last
         if leaving or last or done % config.checkpoint.every == 0:
             weight_norm = torch.nn.utils.get_total_norm(model.parameters())  # after this step
-            # The sum is finite only if all three are.
-            check_finite(sums.sum().item() + float(gradient_norm) + weight_norm.item(), done, saver, config.optim)
+            for name, value in (("the loss", sums.sum()), ("the gradient", gradient_norm), ("a weight", weight_norm)):
+                check_finite(name, value.item(), done, saver, config.optim)
             with speed.paused():
                 gc.collect()
                 saver.save(
@@ -285,9 +285,9 @@ def validate(
     return metrics
 
 
-def check_finite(value: float, step: int, saver: Saver, optim: OptimConfig) -> None:
-    """Raise UserError unless ``value``, made of the loss, its gradient or the weights, is finite. Training on would be of no use,
-    and a checkpoint must not hold such weights.
+def check_finite(name: str, value: float, step: int, saver: Saver, optim: OptimConfig) -> None:
+    """Raise UserError unless ``value``, the loss or a norm of what ``name`` says, is finite. Training on would be of no use, and a
+    checkpoint must not hold such weights.
     """
     if not math.isfinite(value):
         saved = saver.newest_step()
@@ -296,6 +296,4 @@ def check_finite(value: float, step: int, saver: Saver, optim: OptimConfig) -> N
             newest = f"the checkpoint of step {saved}" if saved else "the newest checkpoint"
             then = f"with --allow-change for that field, the run resumes from {newest}"
         clipping = "or" if optim.max_grad_norm else "or set"
-        raise UserError(
-            f"the loss became {value} by step {step}: lower optim.lr {clipping} optim.max_grad_norm; {then}"
-        )
+        raise UserError(f"{name} became {value} by step {step}: lower optim.lr {clipping} optim.max_grad_norm; {then}")
