@@ -99,8 +99,8 @@ class Decoder(RecurrentModel):
         return state
 
     def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
-        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows: autocast keeps trained ones alone. Hooks
-        on the model itself then run twice.
+        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows, since autocast keeps only the casts of
+        weights that have gradients. Hooks on the model itself then run twice.
         """
         cast = self.cast_frozen()
         if cast:
@@ -282,7 +282,7 @@ class Decoder(RecurrentModel):
     def probes(self) -> list[Probe]:
         if self.recurrence is None:
             return []
-        reading: list[Any] = [self.layers[i] for i in self.recurrence.reading]
+        reading: list[Any] = [self.layers[i] for i in self.recurrence.reading_layers]
         shares = [Probe("state_share", each.from_prev, each.prev_share, until=each.attended) for each in reading]
         return [*shares, Probe("state_change", self.recurrence, self.recurrence.change)]
 

@@ -38,9 +38,9 @@ class PretrainedConfig(ModelConfig):
     path_fields: ClassVar[tuple[str, ...]] = ("pretrained",)
 
     pretrained: str = ""
-    """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's cache: its weights are what a
-    run begins with. Nothing is downloaded, and a resumed run reads its checkpoint alone. none: untrained weights, as a model with
-    sizes of its own has them too. Empty, and no size given: a new run is refused."""
+    """Folder that transformers or pipelines.export wrote, or the name of a model in Hugging Face's local cache: a new run begins
+    with its weights. Nothing is downloaded, and a resumed run reads its checkpoint alone. none: untrained weights. Empty:
+    untrained weights if a size is given; else a new run is refused."""
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end a text where the model writes it, which training reads like any other. Empty: those of `pretrained`."""
 
@@ -114,7 +114,7 @@ class PretrainedConfig(ModelConfig):
         folder = folder_of(self.pretrained)
         options = self.options_for(sizes_of(self.family, folder))
         if options:
-            raise ValueError(f"{folder} has other sizes than the model: give {options}, or 0, which takes its")
+            raise ValueError(f"{folder} has other sizes than the model: give {options}; 0 takes the folder's number")
         options = self.options_for(self.fields_for(recurrence_of(self.family, folder)))
         if options:
             raise ValueError(f"{folder} has another recurrence than the model: give {options}")
@@ -288,7 +288,7 @@ class RecurrentDecoderConfig(DecoderConfig):
         return 2
 
     @property
-    def inserted(self) -> tuple[int, ...]:
+    def reading_layers(self) -> tuple[int, ...]:
         """Indices of the layers that read h_prev, from 0."""
         first = max(self.insert_layer - 1, 0)
         if self.source == "stack" and self.insert_layer:
@@ -297,8 +297,10 @@ class RecurrentDecoderConfig(DecoderConfig):
 
     def recurrence(self) -> Recurrence:
         if self.source == "layer":
-            return LayerRecurrence(self.inserted, self.steps)
-        return StackRecurrence(self.inserted, self.sized().layers, self.pooling, self.steps, self.embeddings)
+            return LayerRecurrence(self.reading_layers, self.feed_forward_sizes)
+        return StackRecurrence(
+            self.reading_layers, self.sized().layers, self.pooling, self.feed_forward_sizes, self.embeddings
+        )
 
     def freeze(self, model: nn.Module) -> None:
         """Freeze the pretrained weights where `trained` is recurrence."""
@@ -312,16 +314,16 @@ class RecurrentDecoderConfig(DecoderConfig):
         N = self.embeddings
         query = replace(product(N, d, d), flops=0)  # which h_prev does not need
         read = replace(product(N, d, 2 * self.kv_width) + query, parameters=0) + attention(d, N * self.window)
-        made = sum((product(1, size, to) + scales(to) for size, to in pairwise(self.steps)), start=Costs())
-        total = super().costs(vocab_size) + read * len(self.inserted)
+        made = sum((product(1, size, to) + scales(to) for size, to in pairwise(self.feed_forward_sizes)), start=Costs())
+        total = super().costs(vocab_size) + read * len(self.reading_layers)
         if self.source == "layer":
-            return total + made * len(self.inserted)
+            return total + made * len(self.reading_layers)
         if self.pooling == "attention":
             total += scales(d)
         return total + made + scales(c.layers)
 
     @property
-    def steps(self) -> tuple[int, ...]:
+    def feed_forward_sizes(self) -> tuple[int, ...]:
         """A feed-forward's sizes, from z to what a layer reads of h_prev."""
         d = self.sized().d_model
         return (d, *self.hidden, self.embeddings * d)

@@ -33,7 +33,7 @@ class Recurrence(nn.Module, ABC):
     def __init__(self, reading: Sequence[int], per_layer: int, vectors: int, width: int):
         """``reading``: the R layers that read h_prev, counted from 0. ``per_layer``: P. ``vectors``: N. ``width``: X."""
         super().__init__()
-        self.reading = tuple(reading)
+        self.reading_layers = tuple(reading)
         self.per_layer = per_layer
         self.vectors = vectors
         self.width = width
@@ -86,7 +86,7 @@ class StackRecurrence(Recurrence):
         return [gathered[0] + weighted_BnD if gathered else weighted_BnD]
 
     def by_layer(self, states_BND: Tensor) -> dict[int, Tensor]:
-        return dict.fromkeys(self.reading, states_BND)
+        return dict.fromkeys(self.reading_layers, states_BND)
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
         z_BD = self.pool(gathered_BTX, valid_BT)
@@ -123,13 +123,13 @@ class LayerRecurrence(Recurrence):
 
     def gather(self, gathered: list[Tensor], layer: int, before_BnD: Tensor, after_BnD: Tensor) -> list[Tensor]:
         """Normed inputs of the reading layers."""
-        return [*gathered, normed(before_BnD)] if layer in self.reading else gathered
+        return [*gathered, normed(before_BnD)] if layer in self.reading_layers else gathered
 
     def by_layer(self, states_BND: Tensor) -> dict[int, Tensor]:
-        return dict(zip(self.reading, states_BND.split(1, 1), strict=True))
+        return dict(zip(self.reading_layers, states_BND.split(1, 1), strict=True))
 
     def forward(self, prev_BND: Tensor, gathered_BTX: Tensor, valid_BT: Tensor) -> Tensor:
-        mean_BRD = mean(gathered_BTX, valid_BT).unflatten(-1, (len(self.reading), -1))
+        mean_BRD = mean(gathered_BTX, valid_BT).unflatten(-1, (len(self.reading_layers), -1))
         vectors = []
         for steps, mean_BD in zip(self.steps, mean_BRD.unbind(1), strict=True):
             vectors.append(mean_BD + apply_steps(steps, normed(mean_BD)))  # pyrefly: ignore

@@ -152,7 +152,7 @@ def weights_of(family: Family, folder: Path, vocab_size: int, like: Mapping[str,
     odd = sorted(named.keys() ^ like.keys())
     if odd:
         raise ValueError(f"{folder} {'lacks' if odd[0] in like else 'has'} the weight {odd[0]!r}: {family.remedy}")
-    named |= _tables(family, folder, named, vocab_size, values.get(family.document_token))
+    named |= _tables(family, folder, named, vocab_size, values)
     for name, tensor in named.items():
         if tensor.shape != like[name].shape:
             raise ValueError(
@@ -224,16 +224,18 @@ def _with_recurrence(named: Mapping[str, Tensor], like: Mapping[str, Tensor]) ->
 
 
 def _tables(
-    family: Family, folder: Path, named: Mapping[str, Tensor], vocab_size: int, document_token: Any
+    family: Family, folder: Path, named: Mapping[str, Tensor], vocab_size: int, values: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     """The embeddings, and an output layer of its own, with a row for begin-of-document where the folder has none; empty where
-    they fit as they are. Raises ValueError for another size of the vocabulary.
+    they fit as they are. ``values``: the folder's config.json. Raises ValueError for another size of the vocabulary.
     """
     rows = named["embedding.weight"].shape[:1].numel()
     ids = vocab_size - 1  # without begin-of-document
     # With one row more than ids, it is begin-of-document's own: the caller may ask for all rows of the folder.
-    if ids == rows or (family.padded and ids < rows - 1 and rows in _paddings(ids)):
+    padded = family.padded and ids < rows - 1 and rows in _paddings(ids)
+    if "begin_of_document_id" not in values and (ids == rows or padded):
         tables = {"embedding.weight", "output.weight"} & named.keys()
+        document_token = values.get(family.document_token)
         return {table: _with_begin_of_document(named[table], ids, document_token) for table in tables}
     if vocab_size != rows:
         cut = f"; if they have rows for no token, cut them with model.resize_token_embeddings({ids}) and save the model again"

@@ -325,8 +325,11 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
     assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
     assert "embeddings of 31: prepare the store" in refused(of(folder, 40))
     assert "cut them with model.resize_token_embeddings(19) and save" in refused(of(folder, 20))
+    own_begin = changed("own-begin", begin_of_document_id=VOCAB - 1)
+    of(own_begin)()
+    assert "has embeddings of 31: prepare the store" in refused(of(own_begin, VOCAB + 1))  # it would get another row
     assert "n_embd=0, which is no size" in refused(of(changed("narrow", n_embd=0)))
-    assert "give --model.layers 3, or 0" in refused(of(folder, layers=2))
+    assert "give --model.layers 3; 0 takes the folder's number" in refused(of(folder, layers=2))
     unsafe = changed("unsafe")
     (unsafe / "model.safetensors").rename(unsafe / "pytorch_model.bin")
     assert "has pytorch_model.bin, which may run code" in refused(of(unsafe))
