@@ -17,7 +17,7 @@ from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
 from pipelines.checkpoints.exported import Exported
 from pipelines.config.run import ModelSettings, TrainConfig
 from recur_models import model_from_json
-from recur_models.pretrained_config import PretrainedConfig
+from recur_models.pretrained_config import PretrainedConfig, typed
 from recur_models.pretrained_weights import folder_of
 
 PROBE = (
@@ -47,14 +47,20 @@ def check_same_model(exported: Exported, model: ModelSettings) -> None:
         raise CheckpointError(
             f"{exported.folder} is a {given['name']}, and this run trains a {model.name}: name the folder in place of the preset"
         )
-    theirs = model_from_json(given).to_json()
-    free = (*model.reading_fields, *model.path_fields, *model.training_fields, "eos_token_ids")
-    for name, value in model.to_json().items():
-        if name not in free and theirs[name] != value:
+    theirs, ours = (sized_json(each) for each in (model_from_json(given), model))
+    may_differ = (*model.reading_fields, *model.path_fields, *model.training_fields, "eos_token_ids")
+    for name, value in ours.items():
+        if name not in may_differ and theirs[name] != value:
+            option = f"--model.{name.replace('_', '-')}"
             raise CheckpointError(
-                f"{exported.folder} is a {model.name} with model.{name} {theirs[name]}, and this run has {value}: weights fit "
-                f"their own model alone, so leave out --model.{name.replace('_', '-')}"
+                f"{exported.folder} is a {model.name} with model.{name} {theirs[name]}, and this run has {value}: leave out "
+                f"{option}, or give {option} {typed(theirs[name])}"
             )
+
+
+def sized_json(model: ModelSettings) -> dict[str, Any]:
+    """A model's fields, with the published model's sizes in place of empty ones."""
+    return (model.sized() if isinstance(model, PretrainedConfig) else model).to_json()
 
 
 def other_tokenizer(model: ModelSettings, store: SegmentStore) -> str:

@@ -25,6 +25,8 @@ from pipelines import embed, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
 from pipelines.train import main as train_main
+from pipelines.training.beginning import sized_json
+from recur_models import GPT2Config
 from studies import continuations, tokens
 from tests.small_corpus import contents
 from tests.small_runs import values_of
@@ -194,7 +196,10 @@ def test_a_run_keeps_the_model_of_the_weights_that_it_begins_with(
 ) -> None:
     folder = exported()
     where = ["--run", "more", "--root", str(tmp_path / "runs"), "--data.store", str(store), *HERE, *SHORT]
-    with pytest.raises(UserError, match=r"is a slide with model.heads 2, and this run has 4.* leave out --model.heads"):
+    with pytest.raises(
+        UserError,
+        match=r"is a slide with model.heads 2, and this run has 4: leave out --model.heads, or give --model.heads 2",
+    ):
         train_main([str(folder), *where, "--model.heads", "4"])
     with pytest.raises(
         UserError, match="is a slide, and this run trains a rec: name the folder in place of the preset"
@@ -202,6 +207,10 @@ def test_a_run_keeps_the_model_of_the_weights_that_it_begins_with(
         train_main(["small-rec", *where, "--initial-weights", str(folder)])
     assert not (tmp_path / "runs" / "more").exists()
     train_main([str(folder), *where, "--model.dropout", "0.3"])
+
+
+def test_empty_sizes_are_those_of_the_published_model() -> None:
+    assert sized_json(GPT2Config(pretrained="none")) == sized_json(GPT2Config(pretrained="none", layers=12))
 
 
 def resized(folder: Path) -> None:
