@@ -34,10 +34,12 @@ def packed() -> Path:
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="new folder, of 542 MB, in one that is there")
+    parser.add_argument("folder", type=Path, help="new folder (542 MB); its parent must exist")
     folder = parser.parse_args(words).folder
     if folder.exists():
         raise UserError(f"{folder} exists already: name a new folder, or train with this one")
+    if not folder.absolute().parent.is_dir():
+        raise UserError(f"{folder.absolute().parent} is no folder: make it first")
     file = packed()
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # seconds
 
@@ -52,7 +54,9 @@ def main(words: list[str]) -> None:
         model.save_pretrained(whole)
         cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(whole)
         whole.rename(folder)
-    print(f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters; next: the head of examples/smollm2.py")
+    print(
+        f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters; next: examples/smollm2.py names two commands"
+    )
 
 
 if __name__ == "__main__":
