@@ -69,8 +69,8 @@ def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleC
         inverse-sqrt   lr / √s                                              (block-recurrent paper, Appendix C)
         cosine         lr · (m + (1 − m) · (1 + cos(π · progress)) / 2)     (Loshchilov & Hutter 2017, arXiv 1608.03983)
 
-    During the warm-up, each is multiplied by s / w, as in the block-recurrent paper's code. inverse-sqrt then has √w in place of
-    √s.
+    progress is (s − 1 − w) / (steps − w), from 0 to 1. During the warm-up, each is multiplied by s / w, as in the block-recurrent
+    paper's code. inverse-sqrt then has √w in place of √s.
     """
     warm = min(1.0, (step + 1) / max(schedule.warmup_steps, 1))
     if schedule.name == "inverse-sqrt":

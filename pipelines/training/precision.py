@@ -27,8 +27,8 @@ from pipelines.training.world import World
 AMX = "amx_bf16"
 """The CPU feature of tiles that multiply bfloat16, by the kernel's name."""
 AVX512 = "avx512_bf16"
-"""The feature of AVX-512's dot products in bfloat16. A product takes a quarter of float32's time on an AMD EPYC, and 1.8 times that
-time on an Intel Xeon (results/speed)."""
+"""The feature of AVX-512's dot products in bfloat16. A product takes 0.25 times float32's time on an AMD EPYC, and 1.8
+times float32's time on an Intel Xeon (results/speed)."""
 VENDORS = {AVX512: "AuthenticAMD"}
 """The vendor on whose CPUs a feature makes products faster, where it is not so on all."""
 MIN_WIDTH = 256

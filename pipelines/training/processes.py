@@ -28,8 +28,8 @@ POLL_SECONDS = 0.2
 
 
 Work = Callable[[torch.device], Callable[[int], Iterator[int]]]
-"""The picklable work of a process. Given a device, it returns a function that does the piece of a number, and yields how many more
-tokens have been read, those of an earlier call included."""
+"""The work of a process, which can be pickled. Called with the process's device, it returns a function that does the piece with a
+given number. That function yields the tokens read since it last did; its first value counts those that an earlier run saved."""
 
 
 def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:
