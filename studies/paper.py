@@ -39,7 +39,7 @@ from studies.papers import PAPERS
 from studies.papers.picture import plot
 from studies.papers.plan import Plan, part_of
 from studies.papers.tables import Scale
-from studies.papers.trainings import ASSUMED_RATE, FILES, Cost, StudyFolder, value_of
+from studies.papers.trainings import ASSUMED_RATE, FILES, PRETRAINED, Cost, StudyFolder, value_of
 
 METADATA = (
     "the paper has the papers on Mathematics alone: give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of "
@@ -58,7 +58,8 @@ class PaperConfig:
     table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")]
     """Such as table-1 or figure-3."""
     scale: Scale = "tiny"
-    """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens; paper: as the paper has it."""
+    """tiny: models of about half a million parameters, most of which read 4 to 5 million tokens (but `gpt2 smollm2`: 135 million
+    parameters and 2 million tokens); paper: as the paper has it."""
     seeds: tuple[int, ...] = (0,)
     """Seeds: each row is trained once with each; error bars are over them."""
     rates: tuple[float, ...] = ()
@@ -93,7 +94,8 @@ class PaperConfig:
     dry_run: bool = False
     """Print what would run and what it costs, then exit."""
     flop_rate: float = 0.0
-    """FLOP/s for the estimates of costs; 0 times two steps of each small training, and takes 1.25e14 for the others."""
+    """FLOP/s for the estimates of costs. With 0, two steps of each small training are timed here, and 1.25e14 is assumed for the
+    others."""
 
     def __post_init__(self) -> None:
         for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
@@ -155,12 +157,12 @@ class PaperConfig:
         options = dict[str, dict[str, str]]()
         for corpus, name, value in map(option_of, self.options):
             options.setdefault(corpus, {})[name] = value
-        place = StudyFolder(self.root.absolute(), stores, sources, options, self.corpus, values, self.tokens)
+        study = StudyFolder(self.root.absolute(), stores, sources, options, self.corpus, values, self.tokens)
         name = f"{self.paper} {self.table}"
         table = PAPERS[self.paper][self.table]
         columns = tuple(replace(column, split=self.split or column.split) for column in table.columns)
         table = replace(table, columns=columns)
-        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, place, self.rates)
+        return Plan(name, part_of(table, name, self.only, self.columns), self.scale, self.seeds, study, self.rates)
 
     def command(self) -> str:
         """The command that makes the table again, without this machine's paths and without credentials."""
@@ -181,13 +183,19 @@ class PaperConfig:
         if self.tokens:
             words += ["--tokens", str(self.tokens)]
         for name in ("only", "columns", "corpus", "split", "set"):
-            given = getattr(self, name)
+            given = [without_folder(pair) for pair in self.set] if name == "set" else getattr(self, name)
             if given:
                 words += [f"--{name}", *([given] if isinstance(given, str) else given)]
         options = [option for option in self.options if option_of(option)[1] not in FILES]
         if options:
             words += ["--options", *options]
         return words
+
+
+def without_folder(pair: str) -> str:
+    """A field and its value, of which a folder's path is left out: its name stays."""
+    name, _, value = pair.partition("=")
+    return f"{name}={Path(value).name}" if name == PRETRAINED else pair
 
 
 def option_of(given: str) -> tuple[str, str, str]:
@@ -263,7 +271,7 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     rows = list[list[str]]()
     left = list[Cost]()
     if not rate:
-        print("timing two steps of each small model; --flop-rate with FLOP/s takes no time", flush=True)
+        print("timing two steps of each small model; --flop-rate leaves this out", flush=True)
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
         if key not in costs:

@@ -52,10 +52,12 @@ SERIES = {"gpt2": "GPT-2", "gpt2-rec": "Recurrent"}
 """Names of the models in the tables."""
 RAW = ("--form", "raw")
 """Section 5: the WikiText-103 whose rare words are not replaced."""
+FIRST_BOOKS = ("--books", "1250", "--validation-tokens", "15000")
+"""Section 5: PG-19's first 1,250 books to train on, and the beginning of each validation book."""
 DATA = {
     "paper": {
-        "wikitext": Data("wikitext", "gpt2:FOLDER", RAW, vocabulary=50_258),
-        "pg19": Data("pg19", "gpt2:FOLDER", ("--books", "1250", "--validation-tokens", "15000"), vocabulary=50_258),
+        "wikitext": Data("wikitext", "gpt2", RAW, vocabulary=50_258, of_pretrained=True),
+        "pg19": Data("pg19", "gpt2", FIRST_BOOKS, vocabulary=50_258, of_pretrained=True),
     },
     "tiny": {
         "wikitext": Data("wikitext", "sentencepiece:4000", RAW),
@@ -160,7 +162,7 @@ def on_two_cores(config: TrainConfig) -> TrainConfig:
         steps=steps,
         num_workers=0,
         recompute="nothing",
-        validate_every=4 * every,  # so that every checkpoint of these steps can be the best
+        validate_every=4 * every,  # so that each validated step has a checkpoint
         validate_tokens=20_000,
         checkpoint=CheckpointConfig(every=every),
     )
@@ -323,8 +325,8 @@ SMOLLM2_ROWS = (
 )
 SMOLLM2_NOTE = (
     "`--set model.pretrained=smollm2` names SmolLM2-135M's folder (docs/guide-pretrained.md); the store has its 49,152 pieces. "
-    "Perplexity is per word. The paper's GPT-2 small has 172.25 without recurrence and 155.27 with it, over windows of 300 without "
-    "overlap."
+    "Perplexity is per word. On validation, the paper's GPT-2 small has 172.25 without recurrence and 155.27 with it, over windows "
+    "of 300 without overlap."
 )
 TABLES = {
     "table-1": Table("Table 1: WikiText-103, windows of 300 tokens", COLUMNS, rows("wikitext"), note=NOTE),

@@ -29,10 +29,10 @@ def one_thread() -> Iterator[None]:
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
-    """Seconds of a training step, from forward and backward passes over random tokens in a quarter of the lanes.
+    """Processor seconds of the forward and backward passes of a training step, in float32 and without the optimizer.
 
-    They are processor time of one thread, which other work on the machine hardly changes: the median of ``steps`` after a slower
-    first one. A kNN memory is full, as in a long book.
+    Random tokens in a quarter of the lanes are timed, and scaled up. One thread computes. The result is the median of ``steps``
+    passes after a slower first one. A kNN memory is full, as in a long book.
     """
     import torch
 
@@ -42,6 +42,7 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     with one_thread():
         with given_by_user(ValueError):  # for example by the pretrained weights' sizes
             model = config.model.build(vocab_size)
+        model.recompute = config.recompute
         tokens_BT = torch.randint(vocab_size - 1, (lanes, config.data.segment_length))
         seconds = []
         for _ in range(1 + steps):

@@ -26,8 +26,8 @@ from recur_models.pretrained_config import UNTRAINED
 from studies.continuations_report import Passage, read_continuations
 from studies.papers.rates import Rates
 from studies.papers.results import Results
-from studies.papers.tables import BY_WORD, TIMES, Column, Row, Run, Scale, Table
-from studies.papers.trainings import StudyFolder, Training, tracking_words
+from studies.papers.tables import BY_WORD, READ_NO_TEXT, TIMES, Column, Row, Run, Scale, Table
+from studies.papers.trainings import PRETRAINED, StudyFolder, Training, tracking_words
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ class Plan:
                         yield row, self.scored(column, key), self.study.training(run, seed)
 
     def scored(self, column: Column, key: str) -> Column:
-        """The column; one that names no run, such as a time, takes the split of the first column of the run ``key``."""
-        splits = [other.split for other in self.table.columns if other.of and other.of == key]
-        return replace(column, split=splits[0]) if splits and not column.of else column
+        """The column; a cost or a time, which reads no text, takes the split of the first column that reads the run ``key``."""
+        if column.metric not in READ_NO_TEXT:
+            return column
+        reading = [each for each in self.table.columns if each.metric not in READ_NO_TEXT and each.of in ("", key)]
+        return replace(column, split=reading[0].split) if reading else column
 
     def make(self, at_once: int, folder: Path) -> list[Job]:
         """Train, evaluate, compare and continue what is missing; reports go into ``folder``. Returns the jobs that failed."""
@@ -113,21 +115,21 @@ class Plan:
         compared = [first[label] for label in self.table.tokens if label in first and first[label].is_done()]
         if not compared or len(compared) < len(self.table.tokens):
             return []
-        return [self.reading("tokens", compared, self.table.token_words, folder)]
+        return [self.reading_job("tokens", compared, self.table.token_words, folder)]
 
     def continuation_jobs(self, folder: Path) -> list[Job]:
         """The continuation of passages with the model of the table's first row and first seed."""
         training = next((training for *_, training in self.cells()), None)
         if not self.table.continued or training is None or not training.is_done():
             return []
-        return [self.reading("continuations", [training], self.table.continued, folder)]
+        return [self.reading_job("continuations", [training], self.table.continued, folder)]
 
-    def reading(self, module: str, trainings: Sequence[Training], words: Sequence[str], folder: Path) -> Job:
+    def reading_job(self, module: str, trainings: Sequence[Training], words: Sequence[str], folder: Path) -> Job:
         """A command that reads the split of the first column with these models, and reports into a folder of its own name."""
         first = trainings[0]
         split = self.table.columns[0].split
-        models = [str(training.model) for training in trainings]
-        reads = [path for training in trainings for path in training.reads(split)]
+        models = [str(training.scored_folder) for training in trainings]
+        reads = [path for training in trainings for path in training.scoring_inputs(split)]
         made = folder / module
         words = (*words, "--split", split)
         tracking = tracking_words(first.config.tracking)
@@ -179,12 +181,12 @@ class Plan:
         for name in sorted(found.unvalidated):
             facts.append(f"{name} was never validated: it is in no column of the best seed")
         for name in found.baseless:
-            facts.append(f"{name} is against {self.table.base}, which has none here")
+            facts.append(f"{name} is left out: {self.table.base}, which it is divided by, has none here")
         for training in self.scored_trainings():
             if training.lacks_best():
                 facts.append(f"{training.name} was never validated: its newest checkpoint is scored")
         facts += self.choice.facts([run for row in self.table.rows for run in self.runs_of(row).values()])
-        if self.study.set.get("model.pretrained") == UNTRAINED:
+        if self.study.set.get(PRETRAINED) == UNTRAINED:
             facts.append("the weights began untrained, the paper's pretrained: the two do not compare")
         if any(column.metric in TIMES for column in self.table.columns):
             facts.append("times, where a step is small: of one thread, timed when this was written")

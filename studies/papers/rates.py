@@ -1,8 +1,8 @@
 """The choice of a learning rate: each run is trained at several with one seed, and the best on validation counts.
 
-rates = Rates(place, seed=0, tried=(2e-3, 4e-3, 8e-3))
-rates.runs(run)         # the run at each rate
-rates.chosen(run)       # the run at the best rate on validation, of those at which it is trained
+    rates = Rates(study, seed=0, tried=(2e-3, 4e-3, 8e-3))
+    rates.runs(run)         # the run at each rate
+    rates.chosen(run)       # the run at the best rate on validation, of those at which it is trained
 
 The best rate has the fewest errors where a task labels its tokens, and the fewest bits per token elsewhere, or if errors are equal.
 Bits would mislead on a task: a model that is sure of its few errors beyond the trained lengths has many bits.
@@ -53,7 +53,10 @@ class Rates:
 
     def chosen(self, run: Run) -> Run:
         """The run at the best rate; before it is trained at any, at the first."""
-        return self.runs(run)[0] if len(self.tried) < 2 else next(iter(self.trained(run)), self.runs(run)[0])
+        if len(self.tried) < 2:
+            return self.runs(run)[0]
+        trained = self.trained(run)
+        return trained[0] if trained else self.runs(run)[0]
 
     def facts(self, runs: Sequence[Run]) -> list[str]:
         """Sentences on which rates were chosen, and on runs that were not trained at all of them."""
@@ -63,6 +66,6 @@ class Rates:
         trained = [(run, self.trained(run)) for run in trainings.values()]
         counts = Counter(self.own(found[0]) for _, found in trained if found)
         named = ", ".join(f"{rate:g} in {counts[rate]}" for rate in self.tried)
-        few = [f"{run.preset} of {len(found)}" for run, found in trained if 0 < len(found) < len(self.tried)]
+        few = [f"{run.preset} ({len(found)})" for run, found in trained if 0 < len(found) < len(self.tried)]
         said = [f"learning rates: the best on validation with seed {self.seed}, {named} of the trainings"]
-        return [*said, f"not trained at all {len(self.tried)} rates: {'; '.join(few)}"] if few else said
+        return [*said, f"trained at fewer than the {len(self.tried)} rates: {'; '.join(few)}"] if few else said

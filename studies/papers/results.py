@@ -120,10 +120,10 @@ class Results:
         for name, ordering in orderings.items():
             count = sum(map(len, ordering))
             sentences.append(
-                f"{name}: of {count} pairs of rows that the paper puts apart, {len(ordering.holds)} are in its order here"
+                f"{name}: {len(ordering.holds)} of {count} pairs of rows that the paper puts apart are ordered as in the paper"
             )
             close = "level" if name in self.of_best() else "closer than the seeds differ"
-            for verdict, pairs in (("not", ordering.fails), (close, ordering.undecided)):
+            for verdict, pairs in (("in another order than in the paper", ordering.fails), (close, ordering.undecided)):
                 named = [f"{better} below {worse}" for better, worse in pairs[:SHOWN]]
                 more = f"; and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
                 if pairs:

@@ -44,6 +44,8 @@ TIMES = ("relative_time", "ms_per_step", "tokens_per_second", "written_per_secon
 """Metrics that are measured when the table is written, on no text."""
 COSTS = ("parameters", "layers", "vocabulary", "flops_without_output", "state_bytes")
 """Metrics of a model's size, which are known before it is trained."""
+READ_NO_TEXT = (*COSTS, *TIMES)
+"""Metrics that are the same for every split."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """The work behind a table: stores, trainings and evaluations, each made once by its own command, and their cost.
 
-    place = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
-    training = place.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
+    study = StudyFolder(root=Path("runs/paper"), sources={"pg19": "books"})
+    training = study.training(Run("tiny-pg19-rec-fixed-skip", Data("pg19", "bytes")), seed=0)
     failed = run_jobs([training.job()], at_once=2)               # as `pipelines.train` on the command line: it resumes where it was
-    failed = run_jobs([training.evaluation_job("test")], 2, place.record)    # `pipelines.evaluate`, whose report is kept
+    failed = run_jobs([training.evaluation_job("test")], 2, study.record)    # `pipelines.evaluate`, whose report is kept
     training.evaluation("test")                             # and read
 
 Nothing here depends on a table or a paper: benchmarks use it too.
@@ -40,6 +40,7 @@ from pipelines.terminal import cli
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, JobRecord, run_jobs
+from recur_models.pretrained_config import UNTRAINED
 from studies.papers.measuring import one_thread, seconds_per_step, written_per_second
 from studies.papers.tables import Data, Run
 
@@ -52,6 +53,7 @@ FILES = ("metadata", "ids")
 DECIDE_THE_BEST = frozenset({"validate_every", "validate_tokens", "checkpoint.every"})
 """Fields that only change which of a training's checkpoints is the best."""
 WARM_UP = "schedule.warmup_steps"
+PRETRAINED = "model.pretrained"
 TIMED_STEPS = 7
 """How many steps are timed; a table has their median."""
 
@@ -108,7 +110,7 @@ class StudyFolder:
         return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
 
     def preparation_job(self, data: Data) -> Job:
-        """The command that prepares ``data``. FOLDER stands for a source that must be given, FILE for metadata."""
+        """The command that prepares ``data``. FOLDER stands for a source or a tokenizer that must be given, FILE for metadata."""
         needs = data.corpus != "python-source" and "source" in {each.name for each in fields(CORPORA[data.corpus])}
         path = self.sources.get(data.corpus, "FOLDER" if needs else "")
         source = ("--source", path) if path else ()
@@ -116,12 +118,17 @@ class StudyFolder:
         if "--subject" in data.options:
             files = {"metadata": "FILE", **files}
         beside = [word for name, value in files.items() for word in (f"--{name}", value)]
-        pretrained = self.set.get("model.pretrained", "none")
-        of_model = data.of_pretrained and pretrained != "none"
-        own = replace(data, tokenizer=pretrained) if of_model else data
+        own = replace(data, tokenizer=self.tokenizer(data))
         words = (*own.words, *source, *beside, "--store", str(self.store(data)), "--num-workers", "0")
         name = f"prepare {data}"
         return Job(name, "prepare", words, log=self.log(name))
+
+    def tokenizer(self, data: Data) -> str:
+        """The tokenizer, as `pipelines.prepare` takes it; FOLDER stands for a folder that must be given."""
+        if not data.of_pretrained:
+            return data.tokenizer
+        folder = self.set.get(PRETRAINED, UNTRAINED)
+        return "FOLDER" if folder == UNTRAINED else folder
 
     def log(self, name: str) -> Path:
         readable = re.sub(r"[^-.\w]+", "-", name)
@@ -238,15 +245,15 @@ class Training:
         return self.study.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
     @property
-    def model(self) -> Path:
+    def scored_folder(self) -> Path:
         """Folder of the checkpoint that is scored; before there is one, the run's."""
         scored = self.scored()
         return scored.folder if scored else self.folder
 
-    def reads(self, split: str) -> tuple[Path, ...]:
+    def scoring_inputs(self, split: str) -> tuple[Path, ...]:
         """The files that identify the weights and the text of a command that scores this training."""
         return (
-            self.model / "checkpoint.json",
+            self.scored_folder / "checkpoint.json",
             Path(self.config.data.store) / self.data.corpus / split / "manifest.json",
         )
 
@@ -255,10 +262,17 @@ class Training:
         output = self.report(split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
         tracking = tracking_words(self.config.tracking)
-        where = (str(self.model), "--store", str(self.study.store(self.data)), "--output", str(output), *tracking)
+        where = (
+            str(self.scored_folder),
+            "--store",
+            str(self.study.store(self.data)),
+            "--output",
+            str(output),
+            *tracking,
+        )
         name = f"evaluate {output.name}"
         made = (output / "report.json",)
-        return Job(name, "evaluate", words, self.reads(split), made, where, self.study.log(name))
+        return Job(name, "evaluate", words, self.scoring_inputs(split), made, where, self.study.log(name))
 
     def evaluation(self, split: str) -> Evaluation | None:
         """The finished evaluation; None if there is none, or if the weights or the text have changed since."""
@@ -304,7 +318,7 @@ class Training:
 
         store = SegmentStore.open(self.config.data.store, self.data.corpus, "test")
         with one_thread():
-            return 100 * (1 - ask(model_of(find_checkpoint(self.model)), store, windows, cleared=False).names)
+            return 100 * (1 - ask(model_of(find_checkpoint(self.scored_folder)), store, windows, cleared=False).names)
 
     def cost(self, rate: float = 0.0) -> Cost:
         """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take `ASSUMED_RATE`."""
@@ -352,8 +366,13 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
         run_all([each.evaluation_job(scored) for each in trainings if not each.evaluation(scored)], at_once)
 
 
+def refuse(constant: str) -> None:
+    """Raises ValueError for NaN and infinities."""
+    raise ValueError(constant)
+
+
 def value_of(text: str) -> Any:
     """The value of a field typed on the command line: JSON without NaN, or else the text itself."""
     with contextlib.suppress(ValueError):
-        return json.loads(text, parse_constant=int)
+        return json.loads(text, parse_constant=refuse)
     return text

@@ -190,7 +190,7 @@ def test_a_row_has_the_rate_that_is_best_on_validation(make: Callable[..., dict[
     )
     assert said in both["facts"]
     third = make("one", *words, "0.2", "--no-train")
-    assert "not trained at all 3 rates: small-slide of 2" in third["facts"]
+    assert "trained at fewer than the 3 rates: small-slide (2)" in third["facts"]
     for name, folder in folders.items():  # as a task's validation adds: errors are few where bits are many
         point = {"step": 4, "time": 9.0, "metrics": {"validation/error_rate": 0.5 if name == best else 0.1}}
         with (folder / "metrics.jsonl").open("a") as file:
@@ -234,7 +234,7 @@ def test_a_table_by_words_says_why_program_code_has_none(
 
 
 def test_where_the_base_of_times_is_left_out_the_table_says_so(make: Callable[..., dict[str, Any]]) -> None:
-    said = "time is against slide, which has none here"
+    said = "time is left out: slide, which it is divided by, has none here"
     assert said in make("one", "--only", "rec")["facts"] and said not in make("one")["facts"]
 
 

@@ -27,8 +27,8 @@ from pipelines.training.optim import build_optimizer
 from pipelines.tune import main as tune
 from studies import continuations, paper
 from studies.papers import PAPERS, plan, trainings
-from studies.papers.gpt2 import EPOCHS, LANES, LLAMAS, ROWS, SMOLLM2_DATA, WINDOWS
-from studies.papers.tables import Run
+from studies.papers.gpt2 import DATA, EPOCHS, LANES, LLAMAS, ROWS, SMOLLM2_DATA, WINDOWS
+from studies.papers.tables import READ_NO_TEXT, Data, Run
 from tests.studies.test_paper import REC, TEXT
 
 GPT2 = PAPERS["gpt2"]
@@ -49,16 +49,31 @@ def test_wikitext_is_read_raw_even_beside_its_tokenised_form(scale: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("pretrained", "tokenizer"), [("/models/smollm2", "/models/smollm2"), ("none", "smollm2"), ("", "smollm2")]
+    ("pretrained", "tokenizer"), [("/models/own", "/models/own"), ("none", "FOLDER"), ("", "FOLDER")]
 )
-def test_smollm2s_store_is_prepared_with_the_tokenizer_in_its_folder(
-    pretrained: str, tokenizer: str, tmp_path: Path
+@pytest.mark.parametrize("data", [SMOLLM2_DATA, *DATA["paper"].values()])
+def test_a_pretrained_models_store_is_prepared_with_the_tokenizer_in_its_folder(
+    data: Data, pretrained: str, tokenizer: str, tmp_path: Path
 ) -> None:
     given = {"model.pretrained": pretrained} if pretrained else {}
-    place = trainings.StudyFolder(tmp_path, sources={"pg19": "books"}, set=given)
-    words = place.preparation_job(SMOLLM2_DATA).words
+    study = trainings.StudyFolder(tmp_path, sources={data.corpus: "books"}, set=given)
+    words = study.preparation_job(data).words
     assert words[words.index("--tokenizer") + 1] == tokenizer
-    assert place.store(SMOLLM2_DATA).name.startswith("smollm2-newline-normalize")
+    assert study.store(data).name.startswith(f"{data.tokenizer}-") and "own" not in study.store(data).name
+
+
+def test_a_table_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    asked = paper.PaperConfig("gpt2", "smollm2", root=tmp_path, set=("model.pretrained=/models/own", "seed_=/a/b"))
+    assert asked.command().endswith("--set model.pretrained=own seed_=/a/b")
+    assert "model.pretrained=own" in asked.name() and "models-own" not in asked.name()
+
+
+def test_costs_are_read_off_the_split_that_the_table_scores() -> None:
+    figure = paper.PaperConfig("gpt2", "figure-5").plan()
+    assert {figure.scored(column, "").split for column in figure.table.columns} == {"validation"}
+    both = paper.PaperConfig("block-recurrent", "table-1").plan()
+    time = next(column for column in both.table.columns if column.metric in READ_NO_TEXT)
+    assert both.scored(time, "arXiv").split == "test"
 
 
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
@@ -239,7 +254,7 @@ def test_a_table_of_continuations_prints_them_once_its_model_is_trained(
     report = json.loads((folder / "continuations/continuations.json").read_text())
     (training,) = asked.trainings()
     (job,) = replace(asked, seeds=(0, 1)).continuation_jobs(folder)
-    assert (job.module, job.argv[0]) == ("continuations", str(training.model))
+    assert (job.module, job.argv[0]) == ("continuations", str(training.scored_folder))
     assert report["title"].startswith(f"{training.name}, step {training.scored().step}, on text/validation")  # pyrefly: ignore
     assert len(report["passages"]) == 4
     assert asked.pages(folder) == [folder / "continuations/continuations.md"]

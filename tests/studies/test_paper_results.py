@@ -35,7 +35,8 @@ def test_orderings_that_hold_and_that_do_not_are_named() -> None:
     assert "not of all 2 seeds: b (bits) of 1; c (bits) of 1; d (bits) of 1" in few.sentences()
     text = results({"a": (1.5,), "b": (1.0,)}).markdown()
     assert "| a | 1.000 | 1.500 |" in text and "| c | 3.000 | – |" in text
-    assert "of 1 pairs of rows that the paper puts apart, 0 are in its order here" in text and "not: a below b" in text
+    assert "0 of 1 pairs of rows that the paper puts apart are ordered as in the paper" in text
+    assert "in another order than in the paper: a below b" in text
     one = replace(results({"a": (1.5,), "b": (1.0,)}), seeds=(0,))
     assert any("one seed" in said for said in one.remarks()) and "one seed" not in text
     worth = Column("cleared", "states_cleared", form="+.2f")  # of which the paper says nothing
