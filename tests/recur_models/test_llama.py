@@ -169,7 +169,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
         of("m", model_type="mistral")
     )
     assert "'llama', not of a GPT-2" in refused(lambda: GPT2Config(pretrained=str(tmp_path / "own"), window=8))
-    assert "give --model.kv-heads 2, or 0" in refused(
+    assert "give --model.kv-heads 2; 0 takes the folder's number" in refused(
         lambda: LlamaConfig(pretrained=str(tmp_path / "own"), window=8, kv_heads=4).build(VOCAB)
     )
 

@@ -231,7 +231,7 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
     assert "lacks the weight 'layers.0.mixer.inward.bias'" in of("biased", use_bias=True)
     assert "embeddings of 31: prepare the store" in refused(lambda: opened(own, 40))
     assert "embeddings of 31: prepare the store" in refused(lambda: opened(own, 30))
-    assert "give --model.key-dim 6, or 0" in refused(lambda: opened(own, key_dim=8))
+    assert "give --model.key-dim 6; 0 takes the folder's number" in refused(lambda: opened(own, key_dim=8))
     with pytest.raises(ValueError, match="'mamba2', not of a Llama"):
         LlamaConfig(pretrained=str(own), window=8)
 
