@@ -38,7 +38,7 @@ from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.terminal.tables import counted, short
 from pipelines.tracking.client import check_tracking
-from pipelines.training.beginning import other_tokenizer
+from pipelines.training.beginning import other_tokenizer, weights_folder
 from pipelines.training.progress import show_progress
 from pipelines.training.stopping import STOPPED_STATUS, Stop, Stopped
 from pipelines.training.worker import TrainInputs, open_run, start_tracker, train_as_worker
@@ -145,8 +145,9 @@ def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
         f"  steps   {config.steps:,} of {config.data.lanes} lanes × {config.data.segment_length:,} tokens "
         f"= {tokens:,} tokens, {epochs:,.2f} epochs",
     ]
-    if run.initial:
-        lines.append(f"  begins  with the weights in {cli.shown(run.initial.folder)}")
+    begins_with = "" if run.resume else weights_folder(config, run.initial)
+    if begins_with:
+        lines.append(f"  begins  with the weights in {cli.shown(begins_with)}")
     if run.resume and run.resume.step < config.steps:
         left = config.steps - run.resume.step
         lines.append(f"  resumes from step {run.resume.step:,} ({run.resume.folder.name}): {left:,} steps are left")

@@ -23,6 +23,7 @@ import xxhash
 
 from common.errors import nearest
 from common.files import parse_json, seal, unseal
+from common.model_folder import read_json
 from common.places import Place
 from common.uris import is_uri
 from data_prep.tokenizers.base import (
@@ -46,6 +47,7 @@ from data_prep.tokenizers.training import TokenizerTraining, shortfall, train_se
 
 __all__ = [
     "CHAT_FILE",
+    "OWN_FOLDER",
     "BatchTokenizer",
     "BytesTokenizer",
     "GPT2Tokenizer",
@@ -82,6 +84,8 @@ SPECS = (
     "path/to/store/corpus/tokenizer",
 )
 
+OWN_FOLDER = "tokenizer"
+"""Name of the folder of a tokenizer's own files, in a corpus of a store and in an exported model's folder."""
 MIN_PIECES = 300
 """The least pieces of a model to train: 256 bytes, a newline, and some to learn."""
 
@@ -253,7 +257,18 @@ def _from_store(folder: Place) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    """The tokenizer that a folder holds. `tokenizer.json` comes first, since it says more than GPT-2's two files."""
+    """The tokenizer that a folder holds. `tokenizer.json` comes first, since it says more than GPT-2's two files.
+
+    An exported model's own comes before that: transformers' form of it has begin-of-document as one more token.
+    """
+    own = folder / OWN_FOLDER / "tokenizer.json"
+    if own.is_file() and _is_ours(own.read_bytes()):
+        return _from_store(Place.parse(own.parent))
+    if "begin_of_document_id" in read_json(folder / "config.json"):
+        raise TokenizerError(
+            f"the tokenizer in {folder} has begin-of-document as one more token, since transformers has saved an exported model "
+            "again: give the folder that pipelines.export made, or STORE/CORPUS/tokenizer"
+        )
     if (folder / "tokenizer.json").is_file():
         return _from_file(folder / "tokenizer.json")
     if any(all((folder / name).is_file() for name in names) for names in FILES):

@@ -26,6 +26,7 @@ from common.lock import file_lock
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
+    OWN_FOLDER,
     GPT2Tokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -34,6 +35,7 @@ from data_prep.tokenizers import (
     TokenizerError,
     bod_id,
     chat_of,
+    keep_tokenizer,
 )
 from data_prep.tokenizers.chat import Chat
 from pipelines.checkpoints.checkpoint import Snapshot, writing_tensors
@@ -153,12 +155,16 @@ def special_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that AutoTokenizer loads. Raises UserError for a kind of tokenizer that has no counterpart there."""
+    """Write the files that AutoTokenizer loads, and our own, by which `pipelines.prepare` gives the ids of the training.
+
+    Raises UserError for a kind of tokenizer that has no counterpart there.
+    """
     if isinstance(tokenizer, SentencePieceTokenizer):
         exported: Any = pieces_tokenizer(tokenizer, folder)
     else:
         exported = fast_tokenizer(tokenizer)
     exported.save_pretrained(folder)
+    keep_tokenizer(tokenizer, folder / OWN_FOLDER)
 
 
 def pieces_tokenizer(tokenizer: SentencePieceTokenizer, folder: Path) -> ThroughlineTokenizer:

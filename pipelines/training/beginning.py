@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.model_folder import read_json
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import tokenizer_from_spec
 from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
@@ -63,15 +62,20 @@ def sized_json(model: ModelSettings) -> dict[str, Any]:
     return (model.sized() if isinstance(model, PretrainedConfig) else model).to_json()
 
 
+def weights_folder(config: TrainConfig, initial: Exported | None) -> str:
+    """The folder, or its name in Hugging Face's cache, of the weights that a new run begins with; empty for weights of its own."""
+    if initial:
+        return str(initial.folder)
+    model = config.model
+    return model.pretrained if isinstance(model, PretrainedConfig) and model.has_weights else ""
+
+
 def other_tokenizer(model: ModelSettings, store: SegmentStore) -> str:
     """A sentence if the tokenizer in the folder of `model.pretrained` encodes texts otherwise than the store's; else ""."""
     if not isinstance(model, PretrainedConfig) or not model.has_weights or store.labelled:
         return ""
     try:
         folder = folder_of(model.pretrained)
-        config = read_json(folder / "config.json")
-        if "begin_of_document_id" in config:  # an export's tokenizer begins each text with it
-            return ""
         own: Any = tokenizer_from_spec(str(folder))
         if own.fingerprint == store.manifest.tokenizer.fingerprint:
             return ""

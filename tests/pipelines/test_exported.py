@@ -21,6 +21,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import BytesTokenizer, tokenizer_from_spec
 from pipelines import embed, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
@@ -53,7 +54,9 @@ def exported(train_model: Train, tmp_path: Path) -> Callable[..., Path]:
 
 def test_who_may_read_an_export_may_read_its_files(exported: Callable[..., Path]) -> None:
     folder = exported()
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {folder.stat().st_mode & 0o666}
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir() if path.is_file()} == {
+        folder.stat().st_mode & 0o666
+    }
 
 
 def test_a_disk_without_room_for_the_weights(train_model: Train, tmp_path: Path) -> None:
@@ -207,6 +210,18 @@ def test_a_run_keeps_the_model_of_the_weights_that_it_begins_with(
         train_main(["small-rec", *where, "--initial-weights", str(folder)])
     assert not (tmp_path / "runs" / "more").exists()
     train_main([str(folder), *where, "--model.dropout", "0.3"])
+
+
+def test_text_is_prepared_with_the_tokenizer_in_an_exported_folder(exported: Callable[..., Path], store: Path) -> None:
+    folder = exported()
+    own = tokenizer_from_spec(str(folder))
+    trained_on = SegmentStore.open(store, "text", "train").manifest.tokenizer
+    assert isinstance(own, BytesTokenizer) and own.fingerprint == trained_on.fingerprint
+    shutil.rmtree(folder / "tokenizer")  # as in a folder that transformers has saved again
+    with pytest.raises(
+        UserError, match=r"has begin-of-document as one more token.* give the folder that pipelines.export made"
+    ):
+        tokenizer_from_spec(str(folder))
 
 
 def test_empty_sizes_are_those_of_the_published_model() -> None:
