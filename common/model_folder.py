@@ -6,6 +6,7 @@ weight_files(Path("smollm2"))            # ("model.safetensors",)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,13 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{file} is not a JSON object: {RELEASED}")
     return values
+
+
+def check_is_no_adapter(path: str | Path) -> None:
+    """Raise UserError for a folder with an adapter of PEFT's and no model."""
+    folder = os.path.expanduser(path)
+    if os.path.isfile(f"{folder}/adapter_config.json") and not os.path.exists(f"{folder}/config.json"):
+        raise UserError(
+            f"{folder} holds an adapter and no model: merge it first, with PEFT's merge_and_unload() and save_pretrained(), and "
+            "name the folder that they make"
+        )

@@ -285,11 +285,13 @@ def _missing(folder: Place) -> str:
         if others:
             return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
     own = ("tokenizer", wrong.name)  # which may be an empty folder
-    names = [file.name for file in wrong.parent.list() if file.is_dir and file.name not in own]
-    near = difflib.get_close_matches(wrong.name, names, n=1)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else "prepare it first (python -m pipelines.prepare --help lists the corpora)"
-    )
+    beside = [file for file in wrong.parent.list() if file.is_dir and file.name not in own]
+    near = difflib.get_close_matches(wrong.name, [file.name for file in beside], n=1)
+    hint = "prepare it first (python -m pipelines.prepare --help lists the corpora)"
+    if near:
+        hint = f"did you mean {near[0]!r}?"
+    elif wrong != folder:
+        corpora = [file.name for file in beside if splits_of(file.place)]
+        if corpora:
+            hint = f"the store has {', '.join(corpora)}: name a corpus of it, or prepare {wrong.name} first"
     return f"there is no prepared split in {folder}: {hint}"

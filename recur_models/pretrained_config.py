@@ -167,7 +167,10 @@ class DecoderConfig(PretrainedConfig):
         if self.overlap >= self.window:
             raise ValueError(f"model.overlap is {self.overlap}, but a window has {self.window} tokens: it must be less")
         if self.window > sizes.positions:
-            raise ValueError(f"model.window is {self.window}, but the model has only {sizes.positions} positions")
+            raise ValueError(
+                f"model.window is {self.window}, but the model has only {sizes.positions} positions: give --model.window "
+                f"{sizes.positions} or less"
+            )
         if sizes.d_model % sizes.heads:
             raise ValueError(f"model.heads is {sizes.heads}: it must divide model.d_model, {sizes.d_model}")
 
@@ -267,7 +270,8 @@ class RecurrentDecoderConfig(DecoderConfig):
         layers = self.sized().layers
         if self.insert_layer > layers:
             raise ValueError(
-                f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: 0 is all of them"
+                f"model.insert_layer is {self.insert_layer}, but there are {layers} layers: give --model.insert-layer with one of "
+                "them, or 0 for all"
             )
         for name, needed in (("pooling", "mean"), ("embeddings", 1)):
             value = getattr(self, name)

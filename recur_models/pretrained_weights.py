@@ -22,10 +22,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.model_folder import eos_token_ids, read_json, weight_files
+from common.model_folder import check_is_no_adapter, eos_token_ids, read_json, weight_files
 
+GIT_LFS = b"version https://git-lfs"
+"""The beginning of a file that stands for a large one in Git, until that is fetched."""
+KINDS = ("gpt2", "llama", "mamba2")
+"""The kinds of models that are read."""
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names under which older versions of transformers saved buffers that are no weights."""
+
+MOST_PADDING = 1.1
+"""The most rows of embeddings for each id that may be padding; with more, the store has another tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +99,10 @@ def folder_of(pretrained: str) -> Path:
     if folder.is_dir():
         return folder
     remedy = "name a folder"
-    if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", pretrained):
-        remedy = f"name a folder, or fetch it before with `hf download {pretrained}`"
+    if folder.exists():
+        remedy = "name the folder that holds this file"
+    elif re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", pretrained):
+        remedy = f"fetch it with `hf download {pretrained} --local-dir FOLDER`, and name that folder"
         hub: Any = import_module("huggingface_hub")  # takes a second, so only where it is used
         try:
             return Path(hub.snapshot_download(pretrained, local_files_only=True))
@@ -180,6 +189,7 @@ def theirs_of(family: Family, weights: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _config(family: Family, folder: Path) -> dict[str, Any]:
+    check_is_no_adapter(folder)
     values = read_json(folder / "config.json")
     if not values:
         raise ValueError(f"{folder} has no config.json that can be read: {family.remedy}")
@@ -190,24 +200,37 @@ def _config(family: Family, folder: Path) -> dict[str, Any]:
         if name in (family.kind, f"{family.kind}-rec"):
             return values
         kind = name
+    if kind is None and (folder / "checkpoints").is_dir():
+        raise ValueError(f"{folder} is a run: export it first, with pipelines.export {folder} --output FOLDER")
     if kind != family.kind:
-        raise ValueError(f"{folder} is of a model {kind!r}, not of {family.article}: {family.remedy}")
+        remedy = f"give a preset of a {kind}" if kind in KINDS else family.remedy
+        raise ValueError(f"{folder} is of a model {kind!r}, not of {family.article}: {remedy}")
     return {key: value for key, value in values.items() if key != "model"}
 
 
-def _tensors(family: Family, folder: Path) -> dict[str, Tensor]:
-    files = weight_files(folder)
-    try:
-        return {name: tensor for file in files for name, tensor in load_file(folder / file).items()}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"the weights in {folder} cannot be read ({error}): {family.remedy}") from None
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name in weight_files(folder):
+        file = folder / name
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{file} cannot be read ({error}): {unread(file)}") from None
+    return tensors
+
+
+def unread(file: Path) -> str:
+    """The remedy for a file of weights that is damaged, or that Git has not fetched."""
+    with file.open("rb") as opened:
+        is_pointer = opened.read(len(GIT_LFS)) == GIT_LFS
+    return "it is a pointer of Git LFS, so run git lfs pull in its folder" if is_pointer else "fetch it again"
 
 
 def _named_tensors(
     family: Family, folder: Path, values: Mapping[str, Any], like: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The folder's tensors under our names, in our shapes and float32. ``values``: its config.json."""
-    tensors = _tensors(family, folder)
+    tensors = _tensors(folder)
     if "model" in values:  # pipelines.export wrote them
         return in_float32({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder)
     named = _renamed(family, tensors)
@@ -239,9 +262,10 @@ def _tables(
         return {table: _with_begin_of_document(named[table], ids, document_token) for table in tables}
     if vocab_size != rows:
         cut = f"; if they have rows for no token, cut them with model.resize_token_embeddings({ids}) and save the model again"
+        few_more = vocab_size < rows <= MOST_PADDING * ids
         raise ValueError(
             f"the vocabulary has {vocab_size:,} ids, and {folder} has embeddings of {rows:,}: prepare the store with "
-            f"the tokenizer of these weights (its ids, and one for begin-of-document){cut if rows > vocab_size else ''}"
+            f"--tokenizer {folder} (its ids, and one for begin-of-document){cut if few_more else ''}"
         )
     return {}
 

@@ -143,8 +143,11 @@ class GPT2Tokenizer:
             paths = [folder / name for name in names]
             if all(path.is_file() for path in paths):
                 return cls.from_files(paths[0], paths[1], folder.name or "gpt2")
+        remedy = "give the folder that has the files of GPT-2's tokenizer"
+        if (folder / "tokenizer.json").is_file():
+            remedy = f"give {folder} without gpt2: in front, which reads its tokenizer.json"
         wanted = " nor ".join(" and ".join(names) for names in FILES)
-        raise TokenizerError(f"{folder} has neither {wanted}: give the folder that has the files of GPT-2's tokenizer")
+        raise TokenizerError(f"{folder} has neither {wanted}: {remedy}")
 
     @classmethod
     def from_files(cls, vocab: Path | Place, merges: Path | Place, name: str, *, check: bool = True) -> GPT2Tokenizer:

@@ -221,9 +221,11 @@ def check_fits(checkpoint: Snapshot, store: SegmentStore, override: str) -> None
             "again"
         )
     if meta["tokenizer"] != manifest.tokenizer.fingerprint:
+        data = meta["config"]["data"]
+        own = f"{data['store']}/{data['corpus']}/tokenizer" if data["store"] else checkpoint.folder
         raise UserError(
-            f"the vocabulary of {checkpoint.folder} ({meta['vocab_size']} ids) is not that of {store.folder} "
-            f"({manifest.tokenizer.name}, {store.vocab_size} ids): prepare the corpus with the tokenizer of its run"
+            f"{checkpoint.folder} was trained with another tokenizer ({meta['vocab_size']:,} ids) than {store.folder} was prepared "
+            f"with ({manifest.tokenizer.name}, {store.vocab_size:,} ids): prepare the corpus with --tokenizer {own}"
         )
     if meta["vocab_size"] != store.vocab_size:
         raise UserError(

@@ -9,7 +9,6 @@ they save, so a tuned model still knows its tokenizer and its corpus. The record
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from common.errors import UserError
 from common.files import digest, parse_json
 from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
@@ -77,18 +75,8 @@ def check_is_ours(path: str | Path) -> None:
     kind = model_type(path)
     if kind not in ("", "throughline"):
         raise CheckpointError(
-            f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint or a folder that pipelines.export made; "
-            "--model.pretrained begins a run with a gpt2, a llama or a mamba2"
-        )
-
-
-def check_is_no_adapter(path: str | Path) -> None:
-    """Raise UserError for a folder with an adapter of PEFT's and no model."""
-    folder = os.path.expanduser(path)
-    if os.path.isfile(f"{folder}/adapter_config.json") and not os.path.exists(f"{folder}/config.json"):
-        raise UserError(
-            f"{folder} holds an adapter and no model: merge it first, with PEFT's merge_and_unload() and save_pretrained(), and "
-            "name the folder that they make"
+            f"{path} is a model of transformers' own, {kind!r}: name a run, a checkpoint, or a folder that pipelines.export made "
+            "without --format transformers; --model.pretrained begins a run with a gpt2, a llama or a mamba2"
         )
 
 

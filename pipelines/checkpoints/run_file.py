@@ -12,9 +12,10 @@ from typing import Any
 
 from common.errors import UserError, given_by_user
 from common.files import parse_json
+from common.model_folder import check_is_no_adapter
 from common.places import Place
 from common.uris import is_uri
-from pipelines.checkpoints.exported import Exported, check_is_no_adapter, check_is_ours, is_exported
+from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json

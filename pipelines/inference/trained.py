@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from common.errors import UserError, first_cause, given_by_user
+from common.model_folder import check_is_no_adapter
 from common.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, chat_of, load_tokenizer
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
-from pipelines.checkpoints.exported import Exported, check_is_no_adapter, check_is_ours, is_exported
+from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
 from pipelines.checkpoints.run_folder import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import

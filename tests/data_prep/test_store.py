@@ -144,6 +144,8 @@ def test_damaged_manifest(prepared: PrepareConfig) -> None:
 def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no prepared split in .*: prepare it first"):
         SegmentStore.open(tmp_path / "nowhere", "text", "train")
+    with pytest.raises(StoreError, match="the store has text: name a corpus of it, or prepare pg19 first"):
+        SegmentStore.open(prepared.store, "pg19", "train")
     (Path(prepared.store) / "text" / "other").mkdir()  # an empty one is not meant by its own name
     with pytest.raises(StoreError, match=r"no prepared split in .*other: prepare it first"):
         SegmentStore.open(prepared.store, "text", "other")

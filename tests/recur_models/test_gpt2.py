@@ -315,19 +315,28 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
 
     assert "neither a folder here" in refused(of(tmp_path / "nowhere"))
     assert "neither a folder here" in refused(of("~nobody-here/gpt2"))
-    assert "hf download gpt2-no-such" in refused(of("gpt2-no-such"))
+    assert "hf download gpt2-no-such --local-dir FOLDER" in refused(of("gpt2-no-such"))
     (tmp_path / "empty").mkdir()
     assert "no config.json" in refused(of(tmp_path / "empty"))
-    assert "'llama', not of a GPT-2" in refused(of(changed("llama", model_type="llama")))
+    adapter = changed("adapter")
+    (adapter / "config.json").rename(adapter / "adapter_config.json")
+    assert "holds an adapter and no model: merge it first" in refused(of(adapter))
+    run = changed("run", model_type=None)
+    (run / "checkpoints").mkdir()
+    assert f"{run} is a run: export it first" in refused(of(run))
+    assert "name the folder that holds this file" in refused(of(folder / "model.safetensors"))
+    assert "'llama', not of a GPT-2: give a preset of a llama" in refused(of(changed("llama", model_type="llama")))
     assert "activation_function=relu" in refused(of(changed("relu", activation_function="relu")))
     assert "n_layer=None" in refused(of(changed("unsized", n_layer=None)))
     assert "lacks the weight 'layers.3." in refused(of(changed("more", n_layer=4)))
     assert "of shape (72,), and this model of (144,)" in refused(of(changed("wide", n_embd=48)))
     assert "embeddings of 31: prepare the store" in refused(of(folder, 40))
-    assert "cut them with model.resize_token_embeddings(19) and save" in refused(of(folder, 20))
+    assert "cut them with model.resize_token_embeddings(29) and save" in refused(of(folder, 30))
     own_begin = changed("own-begin", begin_of_document_id=VOCAB - 1)
     of(own_begin)()
     assert "has embeddings of 31: prepare the store" in refused(of(own_begin, VOCAB + 1))  # it would get another row
+    assert "31: prepare the store with --tokenizer" in refused(of(folder, 12))
+    assert "cut them" not in refused(of(folder, 12))  # so many rows are no padding
     assert "n_embd=0, which is no size" in refused(of(changed("narrow", n_embd=0)))
     assert "give --model.layers 3; 0 takes the folder's number" in refused(of(folder, layers=2))
     unsafe = changed("unsafe")
@@ -351,7 +360,9 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_pat
         assert message in refused(of(tmp_path / kind))
     torn = changed("torn")
     (torn / "model.safetensors").write_bytes(b"nothing")
-    assert "cannot be read" in refused(of(torn))
+    assert refused(of(torn)).endswith(": fetch it again") and "model.safetensors cannot be read" in refused(of(torn))
+    (torn / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert "is a pointer of Git LFS, so run git lfs pull" in refused(of(torn))
 
 
 @pytest.mark.parametrize(
