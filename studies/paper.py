@@ -39,7 +39,16 @@ from studies.papers import PAPERS
 from studies.papers.picture import plot
 from studies.papers.plan import Plan, part_of
 from studies.papers.tables import Scale
-from studies.papers.trainings import ASSUMED_RATE, FILES, PRETRAINED, Cost, StudyFolder, value_of
+from studies.papers.trainings import (
+    A100,
+    FILES,
+    PRETRAINED,
+    AssumedRate,
+    Cost,
+    StudyFolder,
+    rate_of_this_machine,
+    value_of,
+)
 
 METADATA = (
     "the paper has the papers on Mathematics alone: give --options arxiv.metadata=FILE, or arxiv.subject= to read the papers of "
@@ -94,8 +103,8 @@ class PaperConfig:
     dry_run: bool = False
     """Print what would run and what it costs, then exit."""
     flop_rate: float = 0.0
-    """FLOP/s for the estimates of costs. With 0, two steps of each small training are timed here, and 1.25e14 is assumed for the
-    others."""
+    """FLOP/s for the estimates of costs. With 0, two steps of each small training are timed here. The others are estimated by an
+    A100's rate, or at scale tiny without a GPU by that of matrix products here."""
 
     def __post_init__(self) -> None:
         for value, known in ((self.paper, PAPERS), (self.table, PAPERS.get(self.paper, {}))):
@@ -246,8 +255,8 @@ def prepare(plan: Plan, train: bool) -> None:
             print(f"      {METADATA}", flush=True)
 
 
-def total_time(costs: Sequence[Cost], rate: float, at_once: int) -> str:
-    """The time of some trainings, those timed here and those at an assumed rate apart. ``rate``: FLOP/s for all of them, or 0."""
+def total_time(costs: Sequence[Cost], rate: float, at_once: int, assumed: AssumedRate) -> str:
+    """The time of some trainings, those timed here and those at the assumed rate apart. ``rate``: FLOP/s for all of them, or 0."""
 
     def together(trainings: Sequence[Cost]) -> str:
         seconds = sum(cost.seconds for cost in trainings) / at_once
@@ -256,12 +265,11 @@ def total_time(costs: Sequence[Cost], rate: float, at_once: int) -> str:
     if rate:
         return f"{together(costs)} at {rate:.2e} FLOP/s"
     timed = [cost for cost in costs if cost.timed]
-    assumed = [cost for cost in costs if not cost.timed]
+    others = [cost for cost in costs if not cost.timed]
     found = [f"{together(timed)} as timed here"] if timed else []
-    if assumed:
-        found.append(
-            f"{together(assumed)} (*) at {ASSUMED_RATE:.2e} FLOP/s, 40 % of an A100's; --flop-rate names another"
-        )
+    if others:
+        at = f"{assumed.flop_per_second:.2e} FLOP/s, {assumed.source}"
+        found.append(f"{together(others)} (*) at {at}; --flop-rate names another")
     return " and ".join(found)
 
 
@@ -270,12 +278,13 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     costs: dict[object, Cost] = {}
     rows = list[list[str]]()
     left = list[Cost]()
+    assumed = A100 if rate or plan.scale == "paper" else rate_of_this_machine(at_once)
     if not rate:
         print("timing two steps of each small model; --flop-rate leaves this out", flush=True)
     for training in plan.trainings(prepared):
         key = (training.preset, training.data, training.config.model, training.config.steps)
         if key not in costs:
-            costs[key] = training.cost(rate)  # seeds cost the same
+            costs[key] = training.cost(rate, assumed)  # seeds cost the same
         cost = costs[key]
         is_done = training.is_done()
         if not is_done:
@@ -296,7 +305,7 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
     flops = sum(cost.flops for cost in left)
     print(
         f"{len(left)} of {len(rows)} trainings to do, {at_once} at once, and evaluation beside that: {flops:.2e} FLOPs, "
-        f"{total_time(left, rate, at_once)}",
+        f"{total_time(left, rate, at_once, assumed)}",
         flush=True,
     )
 

@@ -2,6 +2,7 @@
 
 seconds_per_step(config, vocab_size=257, steps=7)       # of training
 written_per_second(config.model, vocab_size=257)        # tokens that one lane writes
+products_per_second()                                   # FLOP/s, by the clock and on all threads
 """
 
 from __future__ import annotations
@@ -52,6 +53,20 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
             model(tokens_BT, state, None, tokens_BT)[0].sum().backward()
             seconds.append(time.process_time() - began)
         return median(seconds[1:]) * config.data.lanes / lanes
+
+
+def products_per_second() -> float:
+    """FLOP/s of matrix products in float32 with all of torch's threads, by the clock: the best of three of 1,024²."""
+    import torch
+
+    size = 1024
+    a, b = torch.randn(2, size, size)
+    seconds = []
+    for _ in range(4):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds[1:])
 
 
 def written_per_second(config: ModelSettings, vocab_size: int) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from common import places
 from common.errors import UserError
@@ -41,11 +41,21 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, JobRecord, run_jobs
 from recur_models.pretrained_config import UNTRAINED
-from studies.papers.measuring import one_thread, seconds_per_step, written_per_second
+from studies.papers.measuring import one_thread, products_per_second, seconds_per_step, written_per_second
 from studies.papers.tables import Data, Run
 
-ASSUMED_RATE = 1.25e14
-"""FLOP/s that are assumed for a step too large to time here: 40 % of an A100's, as in benchmarks/scaling.py."""
+
+class AssumedRate(NamedTuple):
+    """FLOP/s that are assumed for a step too large to time here."""
+
+    flop_per_second: float
+    source: str
+
+
+A100 = AssumedRate(1.25e14, "40 % of an A100's")
+"""As in benchmarks/scaling.py."""
+SHARE_OF_PRODUCTS = 0.6
+"""A CPU's training steps run at about this share of the rate of its matrix products (results/speed)."""
 MEASURED_FLOPS = 5e11
 """The most FLOPs of a step that is timed on this machine."""
 FILES = ("metadata", "ids")
@@ -320,13 +330,13 @@ class Training:
         with one_thread():
             return 100 * (1 - ask(model_of(find_checkpoint(self.scored_folder)), store, windows, cleared=False).names)
 
-    def cost(self, rate: float = 0.0) -> Cost:
-        """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take `ASSUMED_RATE`."""
+    def cost(self, rate: float = 0.0, assumed: AssumedRate = A100) -> Cost:
+        """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take ``assumed``."""
         vocab_size = self.vocab_size()
         steps = self.config.steps
         per_step = self.flops_per_step(vocab_size)
         timed = not rate and per_step <= MEASURED_FLOPS
-        step = seconds_per_step(self.config, vocab_size, 1) if timed else per_step / (rate or ASSUMED_RATE)
+        step = seconds_per_step(self.config, vocab_size, 1) if timed else per_step / (rate or assumed.flop_per_second)
         _, worker_bytes = needs(self.config, vocab_size)
         return Cost(
             parameters=self.config.model.costs(vocab_size).parameters,
@@ -350,6 +360,16 @@ class Training:
 def tracking_words(config: TrackingConfig) -> tuple[str, ...]:
     """Options that track a command as its training is tracked, with the credentials that no checkpoint records."""
     return ("--tracking.backend", config.backend, *(("--tracking.uri", config.uri) if config.uri else ()))
+
+
+def rate_of_this_machine(at_once: int) -> AssumedRate:
+    """The rate of each of some trainings at once: an A100's on a machine with a GPU, else a share of this CPU's, timed now."""
+    import torch
+
+    if torch.cuda.is_available():
+        return A100
+    share = f"{SHARE_OF_PRODUCTS:.0%} of the rate of matrix products on this CPU"
+    return AssumedRate(SHARE_OF_PRODUCTS * products_per_second() / at_once, share)
 
 
 def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:

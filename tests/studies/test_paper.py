@@ -413,11 +413,11 @@ def test_steps_are_timed_where_they_are_small(tmp_path: Path) -> None:
     large = place.training(Run("pg19-slide-13L", TEXT), 0).cost()
     # Adafactor keeps no second moment of each weight.
     assert 12 * large.parameters < large.bytes < 13 * large.parameters
-    assert large.seconds == pytest.approx(large.flops / trainings.ASSUMED_RATE) and not large.timed
+    assert large.seconds == pytest.approx(large.flops / trainings.A100.flop_per_second) and not large.timed
     small = replace(cost, seconds=9.0)
-    assert paper.total_time([small], 0, at_once=1) == "9 s as timed here"
+    assert paper.total_time([small], 0, 1, trainings.A100) == "9 s as timed here"
     both = f"9 s as timed here and {large.seconds / 3600:,.0f} h (*) at 1.25e+14 FLOP/s, 40 % of an A100's"
-    assert paper.total_time([small, large], 0, at_once=1).startswith(both)
+    assert paper.total_time([small, large], 0, 1, trainings.A100).startswith(both)
 
 
 @pytest.mark.parametrize(("checkpoint", "value"), [("newest", 2.5), ("best", 2.0)])
