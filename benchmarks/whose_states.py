@@ -21,7 +21,7 @@ import tyro
 from torch import Tensor
 
 from common.errors import UserError
-from pipelines.inference.trained import find_checkpoint, model_of, open_split
+from pipelines.inference.trained import find_model, model_of, open_split
 from pipelines.terminal import cli
 from pipelines.training.scoring import has_states
 from recur_models import RecurrentModel, State
@@ -37,7 +37,7 @@ class BenchConfig:
     """The run and the split to score."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of a run."""
+    """Folder of a run, or one that pipelines.export made."""
     store: str = ""
     """Store to read; by default the run's."""
     split: str = "validation"
@@ -84,7 +84,7 @@ def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
-    checkpoint = find_checkpoint(config.run)
+    checkpoint = find_model(str(config.run))
     store = open_split(checkpoint, config.split, config.store)
     model = model_of(checkpoint)
     if not has_states(model):
@@ -92,7 +92,12 @@ def main(argv: list[str]) -> None:
     length = config.blocks * model.block
     kept = [number for number, tokens in enumerate(store.lengths) if tokens >= length]
     if len(kept) < 2:
-        raise UserError(f"{store.folder} has {len(kept)} documents of {length:,} tokens: give fewer --blocks")
+        longest = sorted(store.lengths)[-2:]
+        most = int(longest[0]) // model.block if len(longest) == 2 else 0
+        remedy = f"give --blocks {most} or less" if most >= 2 else "choose another --split"
+        raise UserError(
+            f"{store.folder} has no two documents of {length:,} tokens, for {config.blocks} blocks each: {remedy}"
+        )
     texts = [torch.from_numpy(store.tokens(number, 0, length).astype("int64")) for number in kept]
     ids_DT = torch.nn.functional.pad(torch.stack(texts), (1, 0), value=store.bod_id)
     print(
