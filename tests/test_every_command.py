@@ -136,7 +136,7 @@ tune staircase-figure-2 --preset walk-staircase --search grid --scheduler none -
     + {CORE} --max-trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
 prepare enwik8 --source enwik8.zip --pieces 32 --store runs/store
     + --pieces 4 --num-workers 0
-prepare pg19 --source pg19 --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
+prepare pg19 --source pg19 --tokenizer gpt2 --books 1250 --validation-tokens 15000
     + --overwrite --validation-tokens 500
 train pg19-gpt2-rec-overlap-50 --model.pretrained gpt2 --data.store runs/store
     + {PRETRAINED} --run gpt2
@@ -148,6 +148,10 @@ train pg19-llama-rec-overlap-50 --model.pretrained smollm2 --data.store runs/sto
     + {PRETRAINED}
 train smollm2-rec --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED}
+train smollm2 --model.pretrained smollm2 --data.store runs/store --steps 1 --optim.lr 0 --run untrained
+    + {WINDOWS} --model.positions 0 --data.segment-length 32 --num-workers 0 {HERE}
+evaluate runs/untrained --split validation
+    + {QUIET}
 train smollm2-rec-layers --model.pretrained smollm2 --data.store runs/store
     + {PRETRAINED} --model.insert-layer 1
 benchmarks.whose_states runs/smollm2-rec --split validation
