@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.places import Place
+from data_prep.tokenizers import load_tokenizer, tokenizer_from_spec
 from data_prep.verification import find_splits, verify_split
 from pipelines import train
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -81,6 +82,11 @@ def test_the_sweep_is_known_with_every_decision_and_its_winner_is_a_preset(relea
     best = json.loads((release / "sweep" / "best.json").read_text())
     path = str(release / "sweep" / "best.json")
     assert presets_with(PRESETS, [path])[path].optim.lr == best["values"]["optim.lr"]
+
+
+def test_text_is_prepared_with_the_tokenizer_of_the_export(release: Path) -> None:
+    own: Any = tokenizer_from_spec(str(release / "export"))
+    assert own.fingerprint == load_tokenizer(release / "store/text/tokenizer").fingerprint
 
 
 def test_the_export_gives_the_same_ids_and_logits(release: Path) -> None:
