@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from ray import tune
 from ray.tune import search
-from ray.tune.search.sample import Categorical, Float, Integer
+from ray.tune.search.sample import Categorical, Float, Integer, LogUniform, Quantized
 
 from common.errors import UserError
 from tune_spaces import SEARCHERS
@@ -34,22 +34,33 @@ METRIC = "value"
 """The name under which schedulers, stoppers and searchers get the sweep's metric."""
 
 
+def as_json(value: Any) -> Any:
+    """A value as a sweep's files have it: JSON has lists and no tuples."""
+    return [as_json(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
 def expand(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Split joint keys: ``{"a,b": (1, 2)}`` becomes ``{"a": 1, "b": 2}``."""
+    """Split joint keys: ``{"a,b": (1, 2)}`` becomes ``{"a": 1, "b": 2}``. Tuples become lists."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         fields = key.split(",")
-        flat |= dict(zip(fields, value if len(fields) > 1 else (value,), strict=True))
+        each = value if len(fields) > 1 else (value,)
+        flat |= dict(zip(fields, map(as_json, each), strict=True))
     return flat
 
 
 def rounded(domain: Any, value: Any) -> Any:
-    """A number drawn from a range: with three significant digits if it has decimals, else whole. Listed values stay as written."""
+    """A number drawn from a range: with three significant digits, but within the range, if it has decimals; else whole.
+
+    Listed values stay as written.
+    """
     if isinstance(domain, Categorical):
         return value
     if isinstance(domain, Integer):
-        return int(value)
-    return float(f"{value:.3g}") if isinstance(value, float) else value
+        return round(value)
+    if not isinstance(domain, Float):
+        return float(f"{value:.3g}") if isinstance(value, float) else value
+    return min(max(float(f"{value:.3g}"), domain.lower), domain.upper)
 
 
 def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
@@ -59,7 +70,10 @@ def draw(domains: Mapping[str, Any], seed: int, index: int) -> dict[str, Any]:
 
 
 def grid(domains: Mapping[str, Any], points: int) -> list[dict[str, Any]]:
-    """Every combination, the last key varying fastest."""
+    """Every combination, the last key varying fastest. A range becomes ``points`` values from end to end, spaced as it is drawn.
+
+    Raises ValueError for a domain without two ends, or one that draws multiples of a number alone.
+    """
     axes = [_points(domain, points) for domain in domains.values()]
     return [expand(dict(zip(domains, values, strict=True))) for values in product(*axes)]
 
@@ -72,9 +86,13 @@ def _points(domain: Any, points: int) -> list[Any]:
         raise ValueError(
             "--search grid takes lists, and ranges with two ends: draw from this space with --search random"
         )
+    sampler = domain.get_sampler()
+    if isinstance(sampler, Quantized):
+        raise ValueError("--search grid takes no quantized ranges: list the values, as in tune.choice([8, 16, 32])")
     low, high = ends
     shares = [i / (points - 1) for i in range(points)] if points > 1 else [0.5]
-    found = [low * (high / low) ** share if low > 0 else low + (high - low) * share for share in shares]
+    by_logarithm = isinstance(sampler, LogUniform)
+    found = [low * (high / low) ** share if by_logarithm else low + (high - low) * share for share in shares]
     return list(dict.fromkeys(rounded(domain, value) for value in found))
 
 
@@ -164,7 +182,8 @@ class Searcher:
 
     def _labelled(self, key: str, value: Any) -> Any:
         """A value in the searcher's form: the label of a category, or the value itself."""
-        known = list(self._domains[key].categories) if key in self._labels else []
+        known = [as_json(each) for each in self._domains[key].categories] if key in self._labels else []
+        value = as_json(value)
         if known and value not in known:
             raise ValueError(f"points_to_evaluate: {key} is {value!r}, which is not of this sweep's: {known}")
         return self._labels[key][known.index(value)] if known else value

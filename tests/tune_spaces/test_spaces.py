@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -49,6 +50,42 @@ def test_any_window_of_a_combination_divides_any_segment() -> None:
     assert len(whole) >= 16 and len({str(some) for some in whole}) == len(whole)
     for some in whole:
         with_fields(PRESETS["small-rec"], some)
+
+
+@pytest.mark.parametrize(
+    ("domain", "points", "expected"),
+    [
+        (tune.randint(1, 1001), 4, [1, 334, 667, 1000]),
+        (tune.lograndint(1, 1001), 4, [1, 10, 100, 1000]),
+        (tune.randint(7, 62), 2, [7, 61]),
+        (tune.uniform(0.1, 0.9), 3, [0.1, 0.5, 0.9]),
+        (tune.loguniform(0.1, 0.9), 3, [0.1, 0.3, 0.9]),
+        (tune.uniform(0.9, 0.9999), 2, [0.9, 0.9999]),  # and not 1.0, which is outside
+        (tune.uniform(-1.0, 1.0), 1, [0.0]),
+    ],
+)
+def test_a_grid_goes_from_end_to_end_as_the_range_is_drawn(domain: Any, points: int, expected: list[float]) -> None:
+    assert [some["x"] for some in grid({"x": domain}, points)] == expected
+
+
+def test_a_grid_of_multiples_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="takes no quantized ranges: list the values"):
+        grid({"x": tune.qrandint(8, 64, 8)}, 3)
+
+
+def test_values_that_are_tuples_are_found_again_in_a_sweeps_files() -> None:
+    domains = {
+        "model.layers": tune.choice([("delta", "window"), ("window",)]),
+        "a,b": tune.choice([["x", 1], ["y", 2]]),
+    }
+    whole = grid(domains, points=1)
+    assert whole[0] == {"model.layers": ["delta", "window"], "a": "x", "b": 1} and len(whole) == 4
+    before = Searcher("optuna", domains, seed=0)
+    drawn = before.suggest("000")
+    assert drawn in whole
+    after = Searcher("optuna", domains, seed=0, drawn=[Draw("000", "000", json.loads(json.dumps(drawn)))])
+    after.recall("000")
+    assert after.suggest("001") in whole
 
 
 def test_the_gate_space_has_the_six_cells_of_the_paper() -> None:
