@@ -28,6 +28,7 @@ from pipelines.reports.evaluation_figures import of_one_text, plot_cumulative
 from pipelines.reports.files import add_legend, briefly, colour_of, line_of, save_figure, write_csv
 from pipelines.reports.finished_runs import BYTE, CLEARED, ERROR, TOKEN, TRAIN, TRAIN_ERROR, WORTH, FinishedRun
 from pipelines.reports.frontier import Spot, as_plotted, plot_frontier
+from pipelines.reports.scales import unit_of_time
 from pipelines.reports.seeds import members, over_seeds, plot_mean, seeds_table
 from pipelines.reports.sweep_result import TOKENS
 from pipelines.terminal.cli import duration
@@ -216,7 +217,7 @@ def plot_comparison(comparison: Comparison, path: Path) -> Path:
     """
     figure = Figure(figsize=(14, 4.8), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 3, sharey=True))
-    unit, size = _unit_of_time(max(run.curve(comparison.metric)[-1].time for run in comparison.runs))
+    unit, size = unit_of_time(max(run.curve(comparison.metric)[-1].time for run in comparison.runs))
     drawn = curves_of(comparison, comparison.metric)
     cleared = curves_of(comparison, CLEARED) if comparison.metric == TOKEN else {}
     names = briefly(drawn)
@@ -240,15 +241,6 @@ def title_of(comparison: Comparison) -> str:
         textwrap.shorten(note, NOTE_LENGTH, placeholder=" …", break_on_hyphens=False) for note in comparison.notes
     ]
     return "\n".join([title, *(textwrap.fill(note, 150, break_on_hyphens=False) for note in shortened)])
-
-
-def _unit_of_time(longest: float) -> tuple[str, float]:
-    """The unit of an axis that goes to so many seconds, and the seconds in it."""
-    if longest < 180:
-        return "seconds", 1.0
-    if longest < 3 * 3600:
-        return "minutes", 60.0
-    return "hours", 3600.0
 
 
 def _draw_over_costs(panels: Sequence[Axes], curve: Curve, size: float, number: int, label: str) -> None:

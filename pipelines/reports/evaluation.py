@@ -19,6 +19,7 @@ from typing import Any
 from rich.table import Table
 
 from common.files import finite, parse_json
+from pipelines.checkpoints.run_folder import RunFolder, reports_of
 from pipelines.reports.evaluation_figures import is_labelled, of_one_text, plot_cumulative, plot_errors, plot_worth
 from pipelines.reports.files import save, write_csv
 from pipelines.reports.frontier import Spot, plot_frontier
@@ -185,15 +186,16 @@ def read_report(folder: Path) -> list[Evaluation]:
 
 
 def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation | None:
-    """The evaluation of a run's latest step on the test split, over its training's windows, in a report beside it; None without
-    one. If several have that step, one that clears state at each segment counts, and of those the newest.
+    """The evaluation of a run's latest step on the test split, over its training's windows, in a report beside it or its sweep.
+
+    None without one. If several have that step, one that clears state at each segment counts, and of those the newest.
 
     Args:
         config_hash, seed: those of the training's config, since another run may have had the same name.
     """
     reports = [
         path
-        for path in run.parent.glob("reports/*/report.json")
+        for path in Path(reports_of(RunFolder.parse(run)).path).glob("*/report.json")
         if run.name in path.parent.name or re.search("-[0-9a-f]{16}$", path.parent.name)  # many names, cut short
     ]
     matching: list[Evaluation] = []

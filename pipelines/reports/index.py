@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
+from operator import itemgetter
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -112,12 +114,17 @@ def refresh_index(report: Path) -> Path | None:
         *(root / "tables").glob("*/continuations"),
         *root.glob("*/report"),
     ]
-    found = [(kind, folder) for folder in folders for kind in KINDS if (folder / kind.file).is_file()]
-    found.sort(key=lambda pair: (pair[1] / pair[0].file).stat().st_mtime, reverse=True)
+    found: list[tuple[float, Kind, Path]] = []
+    for kind, folder in product(KINDS, folders):
+        with suppress(OSError):  # a folder of another user's, or one that has just been removed
+            file = folder / kind.file
+            if file.is_file():
+                found.append((file.stat().st_mtime, kind, folder))
+    found.sort(key=itemgetter(0), reverse=True)
     path = root / FOLDER / NAME
     try:
         path.parent.mkdir(exist_ok=True)
-        text = page_of([row(kind, folder, path.parent) for kind, folder in found], root.name)
+        text = page_of([row(kind, folder, time, path.parent) for time, kind, folder in found], root.name)
         write_atomically(path, text.encode(errors="replace"))  # a folder's name may not be UTF-8
     except OSError:
         return None
@@ -125,8 +132,8 @@ def refresh_index(report: Path) -> Path | None:
     return path
 
 
-def row(kind: Kind, folder: Path, home: Path) -> str:
-    """A report as a row of the table. One whose file is damaged says so."""
+def row(kind: Kind, folder: Path, time: float, home: Path) -> str:
+    """A report, made at this time, as a row of the table. One whose file is damaged says so."""
     about = "cannot be read: make it again"
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         about = kind.about(folder / kind.file)
@@ -134,7 +141,7 @@ def row(kind: Kind, folder: Path, home: Path) -> str:
         path for path in folder.iterdir() if path.is_file() and path.suffix in (".html", ".png", ".md", ".csv", ".json")
     )
     first = next((path for path in files if path.name == kind.look), folder / kind.file)
-    made = datetime.fromtimestamp((folder / kind.file).stat().st_mtime)
+    made = datetime.fromtimestamp(time)
     name = folder.parent.name if folder.name in ("report", "tokens", "continuations") else folder.name
 
     def link(path: Path, text: str) -> str:

@@ -13,6 +13,15 @@ from typing import Any
 import numpy as np
 
 
+def unit_of_time(longest: float) -> tuple[str, float]:
+    """The unit of an axis that goes to so many seconds, and the seconds in it."""
+    if longest < 180:
+        return "seconds", 1.0
+    if longest < 3 * 3600:
+        return "minutes", 60.0
+    return "hours", 3600.0
+
+
 def are_numbers(values: Sequence[Any]) -> bool:
     """Whether all values are numbers; a truth value is none."""
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

@@ -71,6 +71,8 @@ def _common(names: list[str]) -> str:
     """The common beginning of the names without the word "seed"; the first name if there is none."""
     letters = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     common = "".join(each[0] for each in letters)
+    if any(name[len(common) :][:1].isdigit() for name in names):  # a number is not cut in two
+        common = common.rstrip("0123456789")
     return re.sub(r"(^|[-_.@ ]+)((seed|s)[-_.@ ]*\d*)?[-_.@ ]*$", "", common) or names[0]
 
 

@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pipelines.reports.files import COLOURS, save_figure
 from pipelines.reports.importance import importances
-from pipelines.reports.scales import Scale
+from pipelines.reports.scales import Scale, unit_of_time
 from pipelines.reports.sweep_result import SweepResult
 from pipelines.terminal.tables import counted, short
 
@@ -246,7 +246,7 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
     axes = figure.add_subplot()
     began = ran[0].spans[0][0] if ran else 0.0
     ended = max((trial.spans[-1][1] for trial in ran), default=60.0)
-    size, unit = (60.0, "minutes") if ended - began < 3 * 3600 else (3600.0, "hours")
+    unit, size = unit_of_time(ended - began)
     whole = max(ended - began, 1.0) / size
     for row, trial in enumerate([*ran, *waiting]):
         colour = STATUS_COLOURS.get(trial.status, "0.7")

@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.reports.files import write_csv
 from pipelines.reports.index import refresh_index
+from tests.ordinary_user import ordinary_user
 
 
 class Page(HTMLParser):
@@ -82,6 +83,19 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
 def test_a_report_that_lies_elsewhere_has_none(tmp_path: Path, place: str) -> None:
     (tmp_path / place).mkdir(parents=True)
     assert refresh_index(tmp_path / place) is None and not list(tmp_path.rglob("*.html"))
+
+
+def test_a_folder_that_another_user_has_closed_is_left_out(reachable: Path) -> None:
+    for name in ("mine", "theirs"):
+        folder = reachable / "reports" / name
+        folder.mkdir(parents=True)
+        (folder / "table.csv").write_text("name,split,bits_per_byte\nmine,text/test,1.5\n")
+    (reachable / "reports").chmod(0o777)
+    (reachable / "reports" / "theirs").chmod(0o700)
+    with ordinary_user():
+        path = refresh_index(reachable / "reports" / "mine")
+    assert path is not None
+    assert "mine/table.csv" in path.read_text() and "theirs" not in path.read_text()
 
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:

@@ -229,8 +229,10 @@ def test_an_evaluation_of_another_training_of_the_name_is_not_the_runs(tmp_path:
 
 def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> None:
     trial, last = (replace(REC, name=name, config_hash=name, seed=0) for name in ("sweep/trials/003", "last"))
-    write_report([trial], tmp_path / "trials" / "reports" / file_name("sweep/trials/003"))
-    found = kept_evaluation(tmp_path / "trials/003", "sweep/trials/003", 0)
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep/sweep.json").write_text("{}")
+    write_report([trial], tmp_path / "reports" / file_name("sweep/trials/003"))  # where evaluate writes it
+    found = kept_evaluation(tmp_path / "sweep/trials/003", "sweep/trials/003", 0)
     assert found is not None and found.name == trial.name
     write_report([REC, last], tmp_path / "reports" / file_name(f"{'long-' * 40}-vs-last"))
     found = kept_evaluation(tmp_path / "last", "last", 0)
@@ -240,6 +242,8 @@ def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> Non
 def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     shown = printed(seeds_of([REC, *SEEDS]) or Table())
     assert "slide, 3 seeds" in shown and "4.8000 ± 0.2000" in shown and "demo-rec" not in shown
+    tenth = [replace(seed, name=f"rec-1{number}") for number, seed in enumerate(SEEDS)]
+    assert "rec, 3 seeds" in printed(seeds_of(tenth) or Table())  # and not rec-1, which is another run
     assert seeds_of([REC, SLIDE]) is None and seeds_of(SEEDS[:1] * 2) is None
     write_report([REC, *SEEDS], tmp_path)
     (row,) = json.loads((tmp_path / "report.json").read_text())["seeds"]
