@@ -125,7 +125,6 @@ def main(argv: list[str]) -> None:
     paths = write_comparison(comparison, target.folder)
     target.publish_report(paths, PICTURES)
     charts = chart_sweeps(places)
-    track(config, places, comparison, root, paths)
 
     print_wide(comparison_table(comparison), 150)
     several = seeds_of(comparison)
@@ -138,6 +137,7 @@ def main(argv: list[str]) -> None:
     if not target.is_local:
         print(f"  {output}")
     refresh_index(target.folder)
+    track(config, places, comparison, root, paths)
 
 
 def chart_sweeps(places: Sequence[Place]) -> list[Path]:
