@@ -27,6 +27,7 @@ from common.errors import UserError
 from common.files import read_text
 from pipelines.inference.trained import TextTokenizer, Trained, device, load
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 from pipelines.terminal.output import discard, printable
 
 if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
@@ -156,8 +157,7 @@ def main(argv: list[str]) -> int:
     trained = load(config.run, config.store)
     if trained.labels:
         raise UserError(
-            f"{trained.place} predicts labels and not the next token, so it continues no text: score it with python -m "
-            "pipelines.evaluate"
+            f"{trained.place} predicts labels and not the next token, so it continues no text: score it with {typed('evaluate')}"
         )
     if config.chat:
         from pipelines.inference.chatting import chat_ids

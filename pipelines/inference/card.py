@@ -51,7 +51,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=200)[0]))""",
 LABELS = {
     "tag": "token-classification",
     "does": "predicts the label of each symbol",
-    "use": """inputs = tokenizer("SYMBOLS", return_tensors="pt")  # the tokenizer knows its symbols alone: tokenizer.get_vocab()
+    "use": """inputs = tokenizer(SYMBOLS, return_tensors="pt")  # the tokenizer knows its symbols alone: tokenizer.get_vocab()
 print(tokenizer.decode(model(input_ids=inputs.input_ids).logits.argmax(-1)[0]))""",
 }
 """WRITES, CHATS and LABELS: README.md of a model that continues texts, has a chat template, or predicts labels."""
@@ -84,7 +84,7 @@ def card_of(
     name = config["model"]["name"]
     kind = CHATS if chat_of(tokenizer) else WRITES
     if isinstance(tokenizer, SymbolsTokenizer):
-        kind = {**LABELS, "use": LABELS["use"].replace("SYMBOLS", " ".join(tokenizer.symbols[:3]))}
+        kind = {**LABELS, "use": LABELS["use"].replace("SYMBOLS", repr(" ".join(tokenizer.symbols[:3])))}
     state = model.initial_state(1)
     size = sum(tensor.numel() for tensor in state.values())
     passes = f"Nothing passes from one block to the next: it never sees more than {model.block:,} tokens."

@@ -230,6 +230,10 @@ class Embeddings:
         if not np.isfinite(wide).all():
             raise weights_damaged("the model's embeddings are not numbers")
         value = wide.astype(self.dtype).reshape(-1)
+        if not np.isfinite(value).all():
+            raise UserError(
+                f"an embedding is too large for {self.dtype}: repeat with --dtype float32 and another --output"
+            )
         columns = [
             pa.DictionaryArray.from_arrays(arrow_array(document_m), pa.array(texts.ids, pa.string())),
             arrow_array(np.concatenate(offsets)),

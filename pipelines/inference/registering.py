@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -56,7 +57,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     folder = sweep.folder
     if config.models != "best" or config.backend == "none" or not (folder / "best.json").exists():
         return
-    match parse_json((folder / "best.json").read_text("utf-8")):
+    match read_or_none(folder / "best.json"):
         case {"trial": str(number), "step": int(step)} if number.isdigit():
             trial = RunFolder(sweep.place / f"trials/{number}", trains=True)
         case _:
@@ -65,7 +66,7 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     exported = folder / EXPORTED
     trial.fetch("mlflow_run.json")
     wanted = {"trial": number, "step": step, "run_id": saved_run(trial.folder).get("run_id")}
-    if done.exists() and parse_json(done.read_text("utf-8")) == wanted:
+    if done.exists() and read_or_none(done) == wanted:
         return
     tracker = Tracker.attach(config, root, trial.folder, trial.place)
     try:
@@ -77,6 +78,14 @@ def register_winner(sweep: RunFolder, config: TrackingConfig, root: Path, store:
     if tracker.run_id and not exported.exists():  # uploaded, and then removed
         write_atomically(done, json.dumps(wanted).encode())
         sweep.publish(done.name)
+
+
+def read_or_none(file: Path) -> Any:
+    """The contents of a JSON file; None if it is damaged."""
+    try:
+        return parse_json(file.read_bytes())
+    except ValueError:
+        return None
 
 
 def _register(checkpoint: Checkpoint, tracker: Tracker, folder: Path, name: str, owner: Path, store: str) -> None:

@@ -85,7 +85,8 @@ def check_lengths(config: SweepConfig) -> None:
         )
     if config.rung_tokens >= config.tokens_per_trial:
         raise UserError(
-            f"rung_tokens is {config.rung_tokens:,}, and a whole trial has {config.tokens_per_trial:,}: nothing would be stopped"
+            f"--rung-tokens is {config.rung_tokens:,}, and a whole trial has {config.tokens_per_trial:,}, so nothing would be "
+            "stopped: give less, or --scheduler none"
         )
     if first == config.tokens_per_trial and config.scheduler in ("asha", "median"):
         print(
@@ -148,7 +149,7 @@ def check_population(config: SweepConfig, domains: Mapping[str, Any]) -> None:
     if run.validate_every >= run.steps:
         raise UserError(
             f"{config.scheduler} compares trials at each validation, and the first is at step {run.validate_every} of {run.steps}: "
-            "lower it"
+            "lower --validate-every"
         )
     if config.metric.startswith("train/"):
         raise UserError(

@@ -71,7 +71,7 @@ def saved_run(run_folder: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise UserError(
-            f"{path} is damaged ({error}): remove it, and a checkpoint says which run in MLflow this is, or it is a new one"
+            f"{path} is damaged ({error}): remove it; the newest checkpoint then names the run in MLflow, or else a new one begins"
         ) from None
 
 

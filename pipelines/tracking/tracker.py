@@ -234,7 +234,7 @@ class Tracker:
             except Exception as error:
                 if not is_final(error):
                     raise
-                self._refused(error)
+                self._refused(error, of_metrics=isinstance(batch[0], Record))
             else:
                 self._answered()
             self._first_try.set()
@@ -306,12 +306,14 @@ class Tracker:
             self._say("answers again", "")
         self._run.restart_monitor()
 
-    def _refused(self, error: Exception) -> None:
+    def _refused(self, error: Exception, of_metrics: bool) -> None:
         cause = first_cause(error, most=MAX_CAUSE_LENGTH)
         if self._config.on_failure == "stop":
             self._error = self._stop(cause)
-        else:
+        elif of_metrics:
             self._say(f"refused the run's metrics ({cause}); they are in {self._file.path}")
+        else:
+            self._say(f"refused files, tags or a model of this run ({cause}), which are not in MLflow")
 
     def _say(self, news: str, kind: str = "warning: ") -> None:
         print(f"{kind}MLflow at {self._where} {news}", file=sys.stderr, flush=True)
