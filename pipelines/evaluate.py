@@ -13,8 +13,8 @@ each segment, every so many blocks (`--clear-every`) or at one place (`--clear-a
 
 Several processes share the documents (`--num-workers`). Repeat the command after a crash: it resumes.
 
-The metrics go into the run's own metrics.jsonl and MLflow run. A lone checkpoint, an exported folder and a read-only run stay as
-they are: their report is in `runs/reports` of the working directory.
+The metrics go into the run's own metrics.jsonl and MLflow run, and of a run in a bucket into MLflow alone. A lone checkpoint, an
+exported folder and a read-only run stay as they are: their report is in `runs/reports` of the working directory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class EvaluateConfig(TargetsConfig):
 
 
 def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> Evaluation:
-    """Score one checkpoint, with State carried and cleared. Partial results are kept in ``folder``."""
+    """Score one checkpoint, with State carried and cleared. Partial results are kept in ``folder``.
+
+    Raises UserError for a loss that is not a number.
+    """
     import torch  # seconds, and not before there is something to evaluate
 
     from pipelines.training.reading import StateReset, workers_for

@@ -20,6 +20,7 @@ from pipelines.terminal import cli
 
 
 def main(argv: list[str]) -> int:
+    """Begin or resume a sweep. Returns the exit status, as above. Raises UserError for bad input."""
     return run_sweep(argv).status
 
 

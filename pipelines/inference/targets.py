@@ -129,7 +129,7 @@ class EvaluationTarget:
 
 
 def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
-    """Find the checkpoints to score and their splits. Raises ValueError where one is missing, or they do not fit."""
+    """Find the checkpoints to score and their splits. Raises UserError where one is missing, or they do not fit."""
     checkpoints = [find_model(path, best=config.checkpoint == "best") for path in config.runs]
     targets = []
     for name, checkpoint, path in zip(unique_names(checkpoints), checkpoints, config.runs, strict=True):
@@ -237,7 +237,7 @@ def suffix_of(targets: Sequence[EvaluationTarget], config: TargetsConfig) -> str
 
 
 def open_store(checkpoint: Snapshot, config: TargetsConfig) -> tuple[SegmentStore, SegmentStore | None]:
-    """The split to score, and the training split beside it where there is one. Raises ValueError when they do not fit."""
+    """The split to score, and the training split beside it where there is one. Raises UserError when they do not fit."""
     override = "" if config.allow_other_store else "--allow-other-store"
     opened = open_split(checkpoint, config.split, config.store, config.corpus)
     try:

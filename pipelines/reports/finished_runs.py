@@ -101,7 +101,7 @@ class FinishedRun:
 def collect(names: Sequence[str], config: TrackingConfig, root: Path, every_trial: bool) -> list[FinishedRun]:
     """The runs of these folders and MLflow ids. A sweep gives its best trial, or with ``every_trial`` all that have a metric.
 
-    Raises ValueError, in a sentence, for a name that is neither.
+    Raises UserError, in a sentence, for a name that is neither.
     """
     found: list[FinishedRun] = []
     for name in names:

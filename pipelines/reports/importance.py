@@ -24,7 +24,11 @@ SHUFFLES = 2000
 def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float, float] | None:
     """Share of the variance of the trials' ranks that a field alone explains, and the 95th percentile of this share over random
     orders. Numbers are fitted by a parabola in their rank, so that a best value in the middle counts too; other values by the means
-    of their groups. None where the field does not vary.
+    of their groups. None where the field or the results do not vary, or with fewer than three trials.
+
+    Args:
+        values: the field's, one for each trial.
+        values_reached: float, one for each trial.
     """
     texts = [value if isinstance(value, str) else repr(value) for value in values]
     if len(set(texts)) < 2 or len(values) < 3:

@@ -75,7 +75,7 @@ def report_sweep(folder: Path, tracker: Tracker | None = None, *, final: bool = 
     Args:
         final: the sweep is over; else nothing is done when the last report is younger than a minute, or there is no trial yet.
 
-    Raises ValueError when this is no sweep's folder, or a file of it is damaged.
+    Raises UserError when this is no sweep's folder, or a file of it is damaged.
     """
     from pipelines.reports import frontier  # matplotlib: a second
     from pipelines.reports import sweep_figures as figures

@@ -198,7 +198,7 @@ def fetch_sweep(sweep: RunFolder, *further: str) -> Path:
 
 
 def read_sweep(folder: Path | Place) -> SweepResult:
-    """Read a sweep's folder. Raises ValueError naming the file that is missing or damaged."""
+    """Read a sweep's folder. Raises UserError naming the file that is missing or damaged."""
     place = Place.parse(folder)
     if not is_sweep(place):
         raise UserError(f"{folder} is not the folder of a sweep: name one that pipelines.tune wrote")

@@ -101,9 +101,9 @@ class SweepRecord:
         """Whether no trial is to begin or to continue any more."""
         return self.asked or self.ended_by_stopper or bool(self.retryable) or bool(self.budget.spent())
 
-    def interrupt(self, trial: Trial, said: str) -> None:
+    def interrupt(self, trial: Trial, reason: str) -> None:
         """Let no trial continue until a person has fixed what ended this one. The first reason is kept."""
-        self.retryable = self.retryable or f"trial {trial.id}: {said}"
+        self.retryable = self.retryable or f"trial {trial.id}: {reason}"
 
     def begin(self, trial: Trial) -> None:
         """Record that a trial begins, for the first time or again. If no trial is to begin any more, ask it to leave instead."""
@@ -229,7 +229,7 @@ class SweepRecord:
 
     # Ending
 
-    def died(self, trial: Trial, said: str) -> None:
+    def died(self, trial: Trial, reason: str) -> None:
         """Record that a trial's workers died. It is tried again; after too many deaths at one step it is asked to leave."""
         self._count_seconds(trial)
         step = self.sweep.run_folder(trial).newest_step()
@@ -238,14 +238,14 @@ class SweepRecord:
         self._deaths[trial.id] = (step, count)
         if count > self.run_of(trial).max_failures:
             if trial.id in self._failures:
-                raise UserError(f"trial {trial.id}: {said}")  # it dies before it can be asked
-            self._failures[trial.id] = said
+                raise UserError(f"trial {trial.id}: {reason}")  # it dies before it can be asked
+            self._failures[trial.id] = reason
             self._stop(trial).ask()
             return
         newest = "its newest checkpoint" if step else "the first step, as it has no checkpoint"
-        print(f"trial {trial.id}: {said}: it starts again from {newest}", flush=True)
+        print(f"trial {trial.id}: {reason}: it starts again from {newest}", flush=True)
 
-    def ended(self, trial: Trial, outcome: Outcome, said: str = "") -> None:
+    def ended(self, trial: Trial, outcome: Outcome, reason: str = "") -> None:
         """Record how the training of a trial ended. Does nothing for a trial that was over before this start."""
         if trial.over:
             return
@@ -261,9 +261,9 @@ class SweepRecord:
         if trial.id in self._failures:
             self._end(trial, "failed", self._failures.pop(trial.id))
         elif outcome in ("finished", "failed"):
-            self._end(trial, outcome, said)
+            self._end(trial, outcome, reason)
         elif outcome == "retryable":
-            self.interrupt(trial, said)
+            self.interrupt(trial, reason)
             trial.status = "pending"
             self.sweep.save(trial)
         elif trial.reason:

@@ -173,7 +173,7 @@ class TrialActor(tune.Trainable):
             ended = self._ended_by(error)
         self._loop = None
         if ended and ended["outcome"] in ("failed", "retryable"):
-            raise NotSaved(f"{ended['outcome']}: {ended['said']}")
+            raise NotSaved(f"{ended['outcome']}: {ended['reason']}")
         pointer = {"trial": self.trial_name, "step": self._step}
         Path(checkpoint_dir, POINTER).write_text(json.dumps(pointer))
 

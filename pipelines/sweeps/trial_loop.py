@@ -87,11 +87,11 @@ class TrialLoop:
 
     def _train(self, config: TrainConfig, device: torch.device) -> None:
         try:
-            outcome, said = train_trial(config, World.current(device), self._asked_to_stop)
+            outcome, reason = train_trial(config, World.current(device), self._asked_to_stop)
             metrics = [*self._last, *self._metrics.new()]
             for each in metrics[:-1]:
                 self._results.put({"metrics": [each]})
-            self._results.put({**ended_as(outcome, said), "metrics": metrics[-1:]})
+            self._results.put({**ended_as(outcome, reason), "metrics": metrics[-1:]})
         except BaseException as error:  # step() raises it
             self._results.put(error)
 
@@ -135,9 +135,9 @@ def known_metrics(run: TrainConfig, metric: str, over: bool = False) -> list[tup
     return [(step, value) for step, value in found if step <= newest]
 
 
-def ended_as(outcome: str, said: str) -> dict[str, Any]:
+def ended_as(outcome: str, reason: str) -> dict[str, Any]:
     """The last result of a trial that has ended by itself."""
-    return {"outcome": outcome, "said": said, "done": True}
+    return {"outcome": outcome, "reason": reason, "done": True}
 
 
 def outcome_of(error: UserError) -> Outcome:

@@ -109,10 +109,10 @@ class Watch(NotKept, tune.Callback, Stopper):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         ours = self._sweep.trials[str(trial)]
-        said = why(trial)
-        refused = NotSaved.FORM.search(said)
+        reason = why(trial)
+        refused = NotSaved.FORM.search(reason)
         if refused is None:
-            self._record.died(ours, f"a worker died ({said})")
+            self._record.died(ours, f"a worker died ({reason})")
         elif refused[1] == "retryable":
             self._record.interrupt(ours, refused[2])
         else:
@@ -121,22 +121,22 @@ class Watch(NotKept, tune.Callback, Stopper):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A kept actor could not take the trial. Tune does not try it again in this start, so the sweep saves and stops."""
         ours = self._sweep.trials[str(trial)]
-        said = why(trial)
-        self._record.interrupt(ours, said)
-        self._record.ended(ours, "retryable", said)
+        reason = why(trial)
+        self._record.interrupt(ours, reason)
+        self._record.ended(ours, "retryable", reason)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         result = trial.last_result or {}
         ours = self._sweep.trials[str(trial)]
-        self._record.ended(ours, result.get("outcome", "stopped"), result.get("said", ""))
+        self._record.ended(ours, result.get("outcome", "stopped"), result.get("reason", ""))
 
 
 def why(trial: Any) -> str:
     """The cause of a worker's end, in a line."""
-    said = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
-    said = said.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
-    ends = "ray::" in said.partition("\n")[0]
-    return said.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(said))
+    reason = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
+    reason = reason.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
+    ends = "ray::" in reason.partition("\n")[0]
+    return reason.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(reason))
 
 
 def fit(

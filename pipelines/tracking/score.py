@@ -112,9 +112,9 @@ class Evaluation:
     carried: Score
     """State carried over the whole document."""
     cleared_states: Score | None
-    """Recurrent states cleared at each segment, keys and values kept; None where the model has none."""
+    """Recurrent states cleared at each segment, keys and values kept; None if the model has none, or `--clear` leaves this out."""
     cleared_all: Score | None
-    """The whole State cleared at each segment; None where the State is empty."""
+    """The whole State cleared at each segment; None if the State is empty, or `--clear` leaves this out."""
     flops_per_token: float | None = None
     """FLOPs per token that the forward pass needs (recur_models/costs.py)."""
     windows: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -50,14 +50,14 @@ def test_it_stands_still_at_a_metric_and_saves_there(config: TrainConfig) -> Non
     loop = TrialLoop(config, METRIC, CPU, after=10)
     last = wait(loop)
     assert [step for step, _ in last.pop("metrics")] == [20]
-    assert last == {"outcome": "finished", "said": "", "done": True}
+    assert last == {"outcome": "finished", "reason": "", "done": True}
     assert RunFolder.of(config).newest_step() == 20
 
 
 def test_a_users_error_is_a_result_and_any_other_is_raised(config: TrainConfig, tmp_path: Path) -> None:
     missing = replace(config, data=replace(config.data, store=str(tmp_path / "nowhere")))
-    said = wait(TrialLoop(missing, METRIC, CPU))
-    assert said["outcome"] == "retryable" and "nowhere" in said["said"] and said["done"]
+    ended = wait(TrialLoop(missing, METRIC, CPU))
+    assert ended["outcome"] == "retryable" and "nowhere" in ended["reason"] and ended["done"]
     (RunFolder.of(config).folder / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         wait(TrialLoop(config, METRIC, CPU))

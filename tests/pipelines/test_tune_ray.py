@@ -206,7 +206,7 @@ class Ends(TrialActor):
     def step(self) -> dict[str, Any]:
         metrics = {"value": 5.0, "validation/bits_per_token": 5.0}
         told = {"trial": self.trial_name, "step": 6, "tokens": 192, **metrics}
-        return {**told, "done": True, "outcome": "finished", "said": ""}
+        return {**told, "done": True, "outcome": "finished", "reason": ""}
 
 
 @pytest.mark.long
