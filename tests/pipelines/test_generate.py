@@ -68,7 +68,7 @@ def test_an_exported_run_is_an_ordinary_model(
     folder = exported(run)
     assert {name for name in contents(folder) if not name.endswith(".py")} == {
         *("config.json", "generation_config.json", "model.safetensors", "README.md"),
-        *("tokenizer.json", "tokenizer_config.json"),
+        *("tokenizer.json", "tokenizer_config.json", "tokenizer/tokenizer.json"),
     }
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
