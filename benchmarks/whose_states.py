@@ -84,7 +84,7 @@ def bits_per_token(model: RecurrentModel, ids_DT: Tensor, whose: Whose) -> float
 
 def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
-    checkpoint = find_model(str(config.run))
+    checkpoint = find_model(config.run)
     store = open_split(checkpoint, config.split, config.store)
     model = model_of(checkpoint)
     if not has_states(model):

@@ -22,7 +22,7 @@ from data_prep.parts import PartPlan, PartResult, write_part
 from data_prep.plan import SplitPlan
 from data_prep.scanning import ScannedDocuments, ScannedGroup, SplitScan, scan_group
 from data_prep.sources import group_by_bytes, sizes_of
-from data_prep.tokenizers import Tokenizer, TokenizerError, load_tokenizer
+from data_prep.tokenizers import TOKENIZER_FOLDER, Tokenizer, TokenizerError, load_tokenizer
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -124,7 +124,7 @@ def prepare_splits(folder: Place, plans: Mapping[str, SplitPlan], num_workers: i
 
     def call(split: str, i: int) -> tuple[Any, ...]:
         plan = plans[split]
-        key = (folder / "tokenizer", plan.tokenizer.fingerprint)
+        key = (folder / TOKENIZER_FOLDER, plan.tokenizer.fingerprint)
         return folder / split, plan.part(i), key
 
     with ThreadPoolExecutor(4, "commit") as committer:

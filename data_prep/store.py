@@ -31,7 +31,7 @@ from data_prep.document_table import Documents, read_table
 from data_prep.documents import SPLITS
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
 from data_prep.segments import arrow_schema
-from data_prep.tokenizers import Tokenizer, load_tokenizer
+from data_prep.tokenizers import TOKENIZER_FOLDER, Tokenizer, load_tokenizer
 
 REMOTE_BYTES = 512 << 20
 """Without a cache, this many bytes of a remote store's tokens are kept in memory; others are read and checked again."""
@@ -122,7 +122,7 @@ class SegmentStore:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the splits. Raises TokenizerError if it is missing or damaged, StoreError if it is another one."""
-        tokenizer = load_tokenizer(self.place.parent / "tokenizer")
+        tokenizer = load_tokenizer(self.place.parent / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
             raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
         return tokenizer
@@ -284,7 +284,7 @@ def _missing(folder: Place) -> str:
         others = ", ".join(splits_of(folder.parent))
         if others:
             return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
-    own = ("tokenizer", wrong.name)  # which may be an empty folder
+    own = (TOKENIZER_FOLDER, wrong.name)  # which may be an empty folder
     beside = [file for file in wrong.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(wrong.name, [file.name for file in beside], n=1)
     hint = "prepare it first (python -m pipelines.prepare --help lists the corpora)"

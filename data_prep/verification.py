@@ -23,7 +23,7 @@ from common.places import TEMPORARY, Place
 from data_prep.document_table import Documents, read_table
 from data_prep.manifest import Manifest, MissingSplit, PartEntry, StoreError
 from data_prep.segments import arrow_schema
-from data_prep.tokenizers import TokenizerError, load_tokenizer
+from data_prep.tokenizers import TOKENIZER_FOLDER, TokenizerError, load_tokenizer
 
 Done = Callable[[int], None]
 """Called with the number of bytes that were checked."""
@@ -168,7 +168,7 @@ def _table_faults(folder: Place, manifest: Manifest, documents: Documents) -> It
 
 def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
     try:
-        tokenizer = load_tokenizer(folder.parent / "tokenizer")
+        tokenizer = load_tokenizer(folder.parent / TOKENIZER_FOLDER)
     except TokenizerError as error:
         yield str(error)
         return

@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.lock import file_lock
 from common.places import Place, remove_temporary
 from data_prep.store import SegmentStore, splits_of
-from data_prep.tokenizers import CHAT_FILE
+from data_prep.tokenizers import CHAT_FILE, TOKENIZER_FOLDER
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
@@ -160,7 +160,7 @@ def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
             f"  note    the steps read the train split {epochs:,.0f} times, and the model may learn it by heart: give fewer "
             "--steps, or more text"
         )
-    if (run.train_store.place.parent / "tokenizer" / CHAT_FILE).exists():
+    if (run.train_store.place.parent / TOKENIZER_FOLDER / CHAT_FILE).exists():
         lines.append(
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "
             "documents hold the names of its special tokens as text"

@@ -30,7 +30,6 @@ KINDS = ("gpt2", "llama", "mamba2")
 """The kinds of models that are read."""
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names under which older versions of transformers saved buffers that are no weights."""
-
 MOST_PADDING = 1.1
 """The most rows of embeddings for each id that may be padding; with more, the store has another tokenizer."""
 
@@ -215,11 +214,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= load_file(file)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{file} cannot be read ({error}): {unread(file)}") from None
+            raise ValueError(f"{file} cannot be read ({error}): {_remedy_for(file)}") from None
     return tensors
 
 
-def unread(file: Path) -> str:
+def _remedy_for(file: Path) -> str:
     """The remedy for a file of weights that is damaged, or that Git has not fetched."""
     with file.open("rb") as opened:
         is_pointer = opened.read(len(GIT_LFS)) == GIT_LFS

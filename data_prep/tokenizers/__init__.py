@@ -47,7 +47,7 @@ from data_prep.tokenizers.training import TokenizerTraining, shortfall, train_se
 
 __all__ = [
     "CHAT_FILE",
-    "OWN_FOLDER",
+    "TOKENIZER_FOLDER",
     "BatchTokenizer",
     "BytesTokenizer",
     "GPT2Tokenizer",
@@ -84,7 +84,7 @@ SPECS = (
     "path/to/store/corpus/tokenizer",
 )
 
-OWN_FOLDER = "tokenizer"
+TOKENIZER_FOLDER = "tokenizer"
 """Name of the folder of a tokenizer's own files, in a corpus of a store and in an exported model's folder."""
 MIN_PIECES = 300
 """The least pieces of a model to train: 256 bytes, a newline, and some to learn."""
@@ -261,7 +261,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
     An exported model's own comes before that: transformers' form of it has begin-of-document as one more token.
     """
-    own = folder / OWN_FOLDER / "tokenizer.json"
+    own = folder / TOKENIZER_FOLDER / "tokenizer.json"
     if own.is_file() and _is_ours(own.read_bytes()):
         return _from_store(Place.parse(own.parent))
     if "begin_of_document_id" in read_json(folder / "config.json"):

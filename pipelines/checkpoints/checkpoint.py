@@ -31,6 +31,7 @@ from common.errors import UserError
 from common.files import parse_json
 from common.places import Place
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import TOKENIZER_FOLDER
 
 if TYPE_CHECKING:  # commands look for a run before they need torch, which takes seconds to import
     from torch import Tensor
@@ -222,7 +223,7 @@ def check_fits(checkpoint: Snapshot, store: SegmentStore, override: str) -> None
         )
     if meta["tokenizer"] != manifest.tokenizer.fingerprint:
         data = meta["config"]["data"]
-        own = f"{data['store']}/{data['corpus']}/tokenizer" if data["store"] else checkpoint.folder
+        own = f"{data['store']}/{data['corpus']}/{TOKENIZER_FOLDER}" if data["store"] else checkpoint.folder
         raise UserError(
             f"{checkpoint.folder} was trained with another tokenizer ({meta['vocab_size']:,} ids) than {store.folder} was prepared "
             f"with ({manifest.tokenizer.name}, {store.vocab_size:,} ids): prepare the corpus with --tokenizer {own}"

@@ -26,7 +26,7 @@ from common.lock import file_lock
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
-    OWN_FOLDER,
+    TOKENIZER_FOLDER,
     GPT2Tokenizer,
     HuggingFaceTokenizer,
     SentencePieceTokenizer,
@@ -164,7 +164,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     else:
         exported = fast_tokenizer(tokenizer)
     exported.save_pretrained(folder)
-    keep_tokenizer(tokenizer, folder / OWN_FOLDER)
+    keep_tokenizer(tokenizer, folder / TOKENIZER_FOLDER)
 
 
 def pieces_tokenizer(tokenizer: SentencePieceTokenizer, folder: Path) -> ThroughlineTokenizer:

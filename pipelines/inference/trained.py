@@ -18,7 +18,15 @@ from common.errors import UserError, first_cause, given_by_user
 from common.model_folder import check_is_no_adapter
 from common.places import Place
 from data_prep.store import SegmentStore
-from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, TokenizerError, bod_id, chat_of, load_tokenizer
+from data_prep.tokenizers import (
+    TOKENIZER_FOLDER,
+    SymbolsTokenizer,
+    Tokenizer,
+    TokenizerError,
+    bod_id,
+    chat_of,
+    load_tokenizer,
+)
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
@@ -271,7 +279,7 @@ def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tok
     """The run's tokenizer, from the store that it was trained on. ``store``: where that store is now. ``corpus``: another corpus
     that was prepared with the same tokenizer."""
     place, found = place_of(checkpoint, store, corpus)
-    folder = Place.parse(place) / found / "tokenizer"
+    folder = Place.parse(place) / found / TOKENIZER_FOLDER
     if corpus and not folder.parent.is_dir():
         raise TokenizerError(f"{folder.parent} does not exist: name another --store or --corpus")
     if not (folder / "tokenizer.json").is_file():

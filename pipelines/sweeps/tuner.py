@@ -133,10 +133,10 @@ class Watch(NotKept, tune.Callback, Stopper):
 
 def why(trial: Any) -> str:
     """The cause of a worker's end, in a line."""
-    reason = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
-    reason = reason.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
-    ends = "ray::" in reason.partition("\n")[0]
-    return reason.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(reason))
+    text = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
+    text = text.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
+    ends = "ray::" in text.partition("\n")[0]
+    return text.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(text))
 
 
 def fit(

@@ -28,8 +28,8 @@ POLL_SECONDS = 0.2
 
 
 Work = Callable[[torch.device], Callable[[int], Iterator[int]]]
-"""The work of a process, which can be pickled. Called with the process's device, it returns a function that does the piece with a
-given number. That function yields the tokens read since it last did; its first value counts those that an earlier run saved."""
+"""The work of a process, to which it is sent. Called with the process's device, it returns a function. Called with the number of a
+piece, that function does it, and yields the tokens read since its last yield. Its first yield counts those of an earlier run."""
 
 
 def over_processes(work: Work, pieces: int, workers: int, progress: Callable[[int], None]) -> None:

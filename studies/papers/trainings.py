@@ -272,14 +272,8 @@ class Training:
         output = self.report(split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
         tracking = tracking_words(self.config.tracking)
-        where = (
-            str(self.scored_folder),
-            "--store",
-            str(self.study.store(self.data)),
-            "--output",
-            str(output),
-            *tracking,
-        )
+        store = str(self.study.store(self.data))
+        where = (str(self.scored_folder), "--store", store, "--output", str(output), *tracking)
         name = f"evaluate {output.name}"
         made = (output / "report.json",)
         return Job(name, "evaluate", words, self.scoring_inputs(split), made, where, self.study.log(name))
