@@ -142,7 +142,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
             "parameters": run.parameters,
             "forward_flops_per_token": run.forward_flops_per_token,
             "tokens": int(tokens),
-            "flops": run.flops_per_token * tokens if run.flops_per_token else None,
+            "flops": run.training_flops_per_token * tokens if run.training_flops_per_token else None,
             "seconds": round(run.curve(TOKENS)[-1].time, 1),
             "best_step": best.step,
         }
@@ -245,7 +245,7 @@ def title_of(comparison: Comparison) -> str:
 
 def _draw_over_costs(panels: Sequence[Axes], curve: Curve, size: float, number: int, label: str) -> None:
     """Draw a curve over its tokens, FLOPs (if known) and wall time in units of ``size`` seconds; ``number``: of its colour."""
-    flops = curve.run.flops_per_token
+    flops = curve.run.training_flops_per_token
     bits_P = curve.values_SP.mean(0)
     least = bits_P.argmin()
     colour = colour_of(number)
@@ -259,7 +259,7 @@ def _draw_over_costs(panels: Sequence[Axes], curve: Curve, size: float, number: 
 
 def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> None:
     """Label the axes of tokens, FLOPs and wall time in this unit."""
-    unknown = ", ".join(run.name for run in comparison.runs if run.flops_per_token is None)
+    unknown = ", ".join(run.name for run in comparison.runs if run.training_flops_per_token is None)
     flops_label = "FLOPs of training (needed ones)" + (f"\nnot known of {unknown}" if unknown else "")
     labels = ("tokens read in training", flops_label, f"wall time ({unit}, pauses left out)")
     for axes, label in zip(panels, labels, strict=True):

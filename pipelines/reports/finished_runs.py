@@ -51,7 +51,7 @@ class FinishedRun:
     model: str
     """The model's name, for a stack of mixers with their kinds (`architecture_of`)."""
     parameters: int | None
-    flops_per_token: float | None
+    training_flops_per_token: float | None
     """FLOPs per token in training; None if the vocabulary is not known."""
     tokenizer: str
     """Fingerprint of the tokenizer; empty where it is not known."""
@@ -256,7 +256,7 @@ def _finished_run(
         name=name,
         model=architecture_of(model),
         parameters=cost.parameters if cost else None,
-        flops_per_token=cost.training_flops_per_token if cost else None,
+        training_flops_per_token=cost.training_flops_per_token if cost else None,
         tokenizer=tokenizer,
         text=f"{corpus}, {validate_tokens:,} tokens" if validate_tokens else f"{corpus}, all of it",
         store=store,

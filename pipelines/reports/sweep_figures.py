@@ -110,7 +110,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
     """The best value of each trial against each swept field, by itself; and against FLOPs per token where these differ."""
     trials = sweep.scored
     fields: dict[str, list[Any]] = {name: [trial.values.get(name) for trial in trials] for name in sweep.fields}
-    compute = [trial.flops_per_token for trial in trials]
+    compute = [trial.training_flops_per_token for trial in trials]
     if len({*compute}) > 1:
         fields["FLOPs of training per token"] = compute
     across = min(3, max(1, len(fields)))

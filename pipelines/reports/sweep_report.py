@@ -39,7 +39,7 @@ def trial_rows(sweep: SweepResult) -> list[dict[str, Any]]:
             "steps": trial.steps,
             "tokens": trial.tokens,
             "flops": trial.flops,
-            "flops_per_token": trial.flops_per_token,
+            "training_flops_per_token": trial.training_flops_per_token,
             "seconds": round(trial.seconds, 1),
             **{column_of(name): trial.values.get(name) for name in sweep.fields},
             "baseline": "yes" if trial.baseline else "",
@@ -62,9 +62,9 @@ def spots_of(sweep: SweepResult) -> tuple[str, list[Spot]]:
     trials = [trial for trial in sweep.scored if trial.status == "finished"]
     what, values = as_plotted(sweep.metric, [trial.best_value for trial in trials])
     spots = [
-        Spot(trial.id, architecture_of(trial.model), windows_of(trial.model), trial.flops_per_token, value)
+        Spot(trial.id, architecture_of(trial.model), windows_of(trial.model), trial.training_flops_per_token, value)
         for trial, value in zip(trials, values, strict=True)
-        if trial.flops_per_token
+        if trial.training_flops_per_token
     ]
     return what, spots
 

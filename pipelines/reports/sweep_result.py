@@ -149,7 +149,7 @@ class TrialResult(Trial):
         return next(point.value for point in reversed(self.points) if point.tokens <= tokens)
 
     @property
-    def flops_per_token(self) -> float | None:
+    def training_flops_per_token(self) -> float | None:
         """FLOPs per token in training; None before its first result, or if the sweep did not write them."""
         return self.flops / self.tokens if self.flops and self.tokens else None
 

@@ -202,7 +202,7 @@ class SweepRecord:
             run = self.run_of(trial)
             trial.steps = step
             trial.tokens = step * run.tokens_per_step
-            trial.flops = trial.tokens * self.sweep.flops_per_token(run)
+            trial.flops = trial.tokens * self.sweep.training_flops_per_token(run)
 
     def _why(self, by: str, trial: Trial) -> str:
         assert trial.last

@@ -73,8 +73,8 @@ class Sweep:
         if config.equalize == "tokens":
             run = replace(run, steps=max(1, round(config.tokens_per_trial / run.tokens_per_step)))
         elif config.equalize == "flops":
-            whole = config.tokens_per_trial * self.flops_per_token(config.train)
-            run = replace(run, steps=max(1, round(whole / (run.tokens_per_step * self.flops_per_token(run)))))
+            whole = config.tokens_per_trial * self.training_flops_per_token(config.train)
+            run = replace(run, steps=max(1, round(whole / (run.tokens_per_step * self.training_flops_per_token(run)))))
         every = run.validate_every
         if every and every % run.checkpoint.every:
             run = replace(run, checkpoint=replace(run.checkpoint, every=every))
@@ -83,7 +83,7 @@ class Sweep:
         allowed = tuple({*run.allow_change, *self.fields}) if config.populates else run.allow_change
         return replace(run, run=f"{config.train.run}/trials/{trial.id}", allow_change=tuple(sorted(allowed)))
 
-    def flops_per_token(self, run: TrainConfig) -> float:
+    def training_flops_per_token(self, run: TrainConfig) -> float:
         """FLOPs per token that training needs."""
         where = (run.data.store, run.data.corpus)
         if where not in self._vocab_sizes:

@@ -103,7 +103,7 @@ def test_a_sweep_of_passes_and_chunks(store: Path, tmp_path: Path) -> None:
     assert {trial.status for trial in sweep.trials.values()} == {"finished"}
     report_sweep(sweep.folder)
     rows = list(csv.DictReader((sweep.folder / "report" / "trials.csv").open()))
-    cost = {(int(row["model.passes"]), int(row["model.chunk"])): float(row["flops_per_token"]) for row in rows}
+    cost = {(int(row["model.passes"]), int(row["model.chunk"])): float(row["training_flops_per_token"]) for row in rows}
     for chunk in (4, 8, 16):
         assert cost[1, chunk] < cost[2, chunk] < cost[4, chunk] < cost[8, chunk]
     assert json.loads((sweep.folder / "sweep.json").read_text())["fields"] == ["model.passes", "model.chunk"]

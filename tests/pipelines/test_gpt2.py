@@ -168,7 +168,7 @@ def test_a_sweep_of_windows_overlaps_and_the_layer_that_reads(pretrained: Path, 
     assert {trial.status for trial in sweep.trials.values()} == {"finished"}
     report_sweep(sweep.folder)
     cost = {
-        tuple(int(row[field]) for field in fields): float(row["flops_per_token"])
+        tuple(int(row[field]) for field in fields): float(row["training_flops_per_token"])
         for row in csv.DictReader((sweep.folder / "report" / "trials.csv").open())
     }
     for window in (12, 16):

@@ -45,7 +45,7 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
     assert [run.steps for run in runs] == steps
     wide = here("model.d_model=16,64", "--search", "grid", "--equalize", "flops", name="wide")
     small, large = (wide.sweep.run_of(trial) for trial in wide.sweep.trials.values())
-    flops = [run.steps * run.tokens_per_step * wide.sweep.flops_per_token(run) for run in (small, large)]
+    flops = [run.steps * run.tokens_per_step * wide.sweep.training_flops_per_token(run) for run in (small, large)]
     assert large.steps < small.steps and flops[1] == pytest.approx(flops[0], rel=0.5 / large.steps)
 
 
