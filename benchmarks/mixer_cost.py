@@ -38,10 +38,10 @@ from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table
 from pipelines.training.utilisation import matrix_rate
 from recur_models.gated_delta import gated_delta_rule
-from recur_models.layers import unit_norm
 from recur_models.mamba2_model import Mamba2Config
 from recur_models.mixers import MixersConfig
 from recur_models.mlstm import matrix_memory
+from recur_models.norms import unit_norm
 
 MixerName = Literal[
     "delta", "delta-two-keys", "mamba2", "mlstm", "retention", "rwkv7", "slstm", "delta-window", "mamba2-window"

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate
 from recur_models.hidden import note
-from recur_models.layers import RMSNorm, attend, linear, merge_heads, relative_change, upcast
+from recur_models.layers import attend, linear, merge_heads, relative_change, upcast
+from recur_models.norms import RMSNorm
 from recur_models.protocol import Probe, State, join_layers, layer_state, reset
 from recur_models.sliding_window import Blocks, Layer, WindowedConfig, WindowedLayer, WindowedTransformer
 from recur_models.token_layer import Part, Projections, Projector, TokenLayer, last_block, projector_costs

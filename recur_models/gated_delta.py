@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, unit_norm, upcast
+from recur_models.layers import linear, upcast
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -33,6 +33,7 @@ from recur_models.mixer import (
     log_decay_to_end,
     without_autocast,
 )
+from recur_models.norms import RMSNorm, unit_norm
 from recur_models.protocol import State
 
 

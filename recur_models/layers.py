@@ -1,4 +1,4 @@
-"""Parts that models of all kinds share: initialisers, norms, position bias, rotary positions, heads, attention.
+"""Parts that models of all kinds share: initialisers, position bias, rotary positions, heads, attention. Norms: norms.py.
 
 Letters: B lanes · T tokens · K blocks · W window (= block) · Z keys that a block sees (2W) · S states · D width ·
 H heads · E head size · F MLP hidden size.
@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.nn import functional as F
 
 MASKED = -3e4
@@ -51,78 +50,6 @@ def linear_part(layer: nn.Module, x: Tensor, part: slice) -> Tensor:
     if is_plain(layer):
         return F.linear(x, layer.weight[part])  # pyrefly: ignore
     return layer(x[None])[0, ..., part]  # a quantised layer reads no single vector
-
-
-class _NormToBfloat16(torch.autograd.Function):
-    """x / √(mean(x²) + eps) over the last dimension: float32 in, bfloat16 out. Elementwise work is done once in each direction."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        inverse = torch.rsqrt(norm.square() / x.shape[-1] + eps)
-        normed = (x * inverse).bfloat16()
-        ctx.save_for_backward(normed, inverse)
-        return normed
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore
-        normed, inverse = ctx.saved_tensors  # pyrefly: ignore
-        along = (grad * normed).mean(-1, keepdim=True)
-        return torch.addcmul(grad, normed, along, value=-1) * inverse, None
-
-
-def trains_in_bfloat16_on_cpu(x: Tensor) -> bool:
-    """Whether ``x`` is an activation of float32 in a training under autocast on a CPU, not compiled."""
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and x.requires_grad
-        and torch.is_autocast_enabled("cpu")
-        and torch.get_autocast_dtype("cpu") == torch.bfloat16
-        and not torch.compiler.is_compiling()
-    )
-
-
-def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) · scale over the last dimension.
-
-    In training under autocast on a CPU it gives bfloat16, which the products after it need: torch's norm is not fused there.
-    """
-    if trains_in_bfloat16_on_cpu(x):
-        return _NormToBfloat16.apply(x, eps) * scale.bfloat16()  # pyrefly: ignore
-    return F.rms_norm(x, scale.shape, scale, eps)
-
-
-class RMSNorm(nn.Module):
-    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own.
-
-    Without groups, in training under autocast on a CPU it gives bfloat16 (`rms_norm`).
-    """
-
-    def __init__(self, width: int, eps: float = 1e-6, groups: int = 1):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-        self.eps = eps
-        self.groups = groups
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.scale.to(x.dtype)
-        if self.groups == 1:
-            return rms_norm(x, scale, self.eps)
-        each = x.unflatten(-1, (self.groups, -1))
-        return F.rms_norm(each, each.shape[-1:], eps=self.eps).flatten(-2) * scale
-
-
-def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
-    """Query-key normalisation: x · rsqrt(Σx² + 1e-6) over the head (Henry et al. 2020, as in the authors' code).
-
-    ``scale_H``: multiplies each head by |scale|, for queries: the learned temperature of normalised attention.
-    """
-    factor_Hn1 = torch.rsqrt(upcast(x_HnE).square().sum(-1, keepdim=True) + 1e-6)
-    if scale_H is not None:
-        factor_Hn1 = factor_Hn1 * scale_H.abs()[:, None, None]
-    return x_HnE * factor_Hn1.to(x_HnE.dtype)
 
 
 def shift_rows(x_nP: Tensor, first: int, keys: int) -> Tensor:

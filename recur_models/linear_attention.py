@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, Rotation, linear, rotate, rotation, upcast
+from recur_models.layers import Rotation, linear, rotate, rotation, upcast
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -32,6 +32,7 @@ from recur_models.mixer import (
     split_qkv_gate,
     without_autocast,
 )
+from recur_models.norms import RMSNorm
 from recur_models.protocol import State
 
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import rms_norm, rotate, rotation, split_heads
+from recur_models.layers import rotate, rotation, split_heads
+from recur_models.norms import rms_norm
 from recur_models.pretrained import Decoder
 from recur_models.pretrained_config import DecoderConfig, RecurrentDecoderConfig
 from recur_models.pretrained_layers import DecoderLayer

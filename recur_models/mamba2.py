@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, upcast
+from recur_models.layers import linear, upcast
 from recur_models.linear_attention import decayed_attention, decayed_attention_costs
 from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, initial_log_rate, initial_step_bias
+from recur_models.norms import RMSNorm
 from recur_models.protocol import State
 
 

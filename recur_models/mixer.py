@@ -22,7 +22,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from common.errors import UserError
 from recur_models.costs import Costs
-from recur_models.layers import Carried, RMSNorm, relative_change, upcast
+from recur_models.layers import Carried, relative_change, upcast
+from recur_models.norms import RMSNorm
 from recur_models.protocol import Places, Probe, State, with_dtypes_of
 
 

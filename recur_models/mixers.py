@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from common.errors import UserError, nearest
 from recur_models.costs import Costs, product, scales, tied_logits
 from recur_models.gated_delta import GatedDelta
-from recur_models.layers import RMSNorm, linear
+from recur_models.layers import linear
 from recur_models.linear_attention import Retention
 from recur_models.losses import tied_output, untied_output
 from recur_models.mamba2 import Mamba2
 from recur_models.mixer import Mixer, Sizes, check_block
 from recur_models.mixer_stack import StackLayer, StackModel
 from recur_models.mlstm import MatrixLSTM
+from recur_models.norms import RMSNorm
 from recur_models.protocol import ModelConfig, check_sizes
 from recur_models.rwkv7 import MAX_TOKENS, RWKV7
 from recur_models.slstm import ScalarLSTM

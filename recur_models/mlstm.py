@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, upcast
+from recur_models.layers import linear, upcast
 from recur_models.linear_attention import decayed_attention_costs, states_before_chunks
 from recur_models.mixer import (
     Chunks,
@@ -29,6 +29,7 @@ from recur_models.mixer import (
     split_qkv_gate,
     without_autocast,
 )
+from recur_models.norms import RMSNorm
 from recur_models.protocol import State, reset
 
 GATE_CAP = 15.0

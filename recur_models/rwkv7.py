@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
 from recur_models.gated_delta import UnitLowerInverse
-from recur_models.layers import linear, unit_norm, upcast
+from recur_models.layers import linear, upcast
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, behind_earlier, chunk_costs, without_autocast
+from recur_models.norms import unit_norm
 from recur_models.protocol import State, reset
 
 MIN_LOG_DECAY = -math.exp(-0.5)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import RMSNorm, linear, upcast
+from recur_models.layers import linear, upcast
 from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, without_autocast
+from recur_models.norms import RMSNorm
 from recur_models.protocol import State
 
 EMPTY = -1e30

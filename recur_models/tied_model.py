@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from recur_models.layers import RMSNorm
 from recur_models.losses import tied_output
+from recur_models.norms import RMSNorm
 from recur_models.protocol import RecurrentModel
 from recur_models.token_layer import TokenLayersConfig, dropouts
 

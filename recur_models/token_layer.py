@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.layers import PositionBias, RMSNorm, attend, linear, merge_heads, split_heads, unit_norm
+from recur_models.layers import PositionBias, attend, linear, merge_heads, split_heads
+from recur_models.norms import RMSNorm, unit_norm
 from recur_models.protocol import ModelConfig, Places, Probe, State, check_sizes
 from recur_models.stepping import append, attend_parts, logit_bias
 from recur_models.window import Window, window_bias

@@ -15,10 +15,10 @@ from transformers.models.xlstm import modeling_xlstm as xlstm
 from common.errors import UserError
 from recur_models.decoding import begin, read
 from recur_models.gated_delta import gated_delta_rule
-from recur_models.layers import unit_norm
 from recur_models.linear_attention import decayed_attention
 from recur_models.mixers import READERS, MixerName, MixersConfig
 from recur_models.mlstm import matrix_memory
+from recur_models.norms import unit_norm
 from recur_models.rwkv7 import MIN_LOG_DECAY, generalised_delta_rule
 from recur_models.slstm import scalar_memory
 

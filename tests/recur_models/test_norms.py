@@ -1,0 +1,70 @@
+"""Norms: written by hand for a training on a CPU, the same as by torch's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recur_models.layers import split_heads
+from recur_models.norms import RMSNorm, rms_norm, unit_norm
+
+
+def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """The function's value, and the gradients of all inputs under one random gradient of the value."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    value = function(*leaves)
+    upstream = torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(1))
+    return [value, *torch.autograd.grad(value, leaves, upstream)]
+
+
+def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8, 64), (2, 130, 50)])
+def test_the_rms_norm_before_a_residual_is_torchs_bit_by_bit(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, scale = torch.randn(shape, generator=generator), torch.randn(shape[-1], generator=generator)
+    ours = gradients(lambda x, scale: x + rms_norm(x, scale, 1e-6), x, scale)
+    assert_equal(ours, gradients(lambda x, scale: x + F.rms_norm(x, scale.shape, scale, 1e-6), x, scale))
+
+
+def test_a_norm_with_a_frozen_scale_has_torchs_gradient() -> None:
+    x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    scale = torch.full((16,), 1.5)
+    ours = gradients(lambda x: rms_norm(x, scale, 1e-6), x)
+    assert_equal(ours, gradients(lambda x: F.rms_norm(x, (16,), scale, 1e-6), x))
+
+
+def test_the_unit_norm_of_heads_is_that_of_torchs_operations_bit_by_bit() -> None:
+    def plain(x: Tensor, scale_H: Tensor | None = None) -> Tensor:
+        factor = torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+        return x * (factor if scale_H is None else factor * scale_H.abs()[:, None, None])
+
+    generator = torch.Generator().manual_seed(0)
+    x, scale_H = torch.randn(2, 3, 8, 48, generator=generator), torch.randn(4, generator=generator)
+    for arguments in ([x], [x, scale_H]):
+        ours, theirs = (gradients(lambda x, *s, f=f: f(split_heads(x, 4), *s), *arguments) for f in (unit_norm, plain))
+        assert_equal(ours, theirs)
+
+
+def test_the_norm_of_a_training_in_bfloat16_on_a_cpu_is_that_of_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 96, generator=generator).requires_grad_()
+    upstream = torch.randn(4, 96, generator=generator)
+    norm = RMSNorm(96)
+    torch.nn.init.uniform_(norm.scale, 0.5, 1.5, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(x)
+        unrecorded = norm(x.detach())
+    exact = norm(x)
+    assert (found.dtype, unrecorded.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=0.02)
+    gradients = torch.autograd.grad(found, (x, norm.scale), upstream.bfloat16())
+    for gradient, wanted in zip(gradients, torch.autograd.grad(exact, (x, norm.scale), upstream), strict=True):
+        torch.testing.assert_close(gradient, wanted, atol=0.05, rtol=0.03)
