@@ -115,7 +115,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
+        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x), inplace=True))))
 
 
 class Projections(NamedTuple):

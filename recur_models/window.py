@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from recur_models.layers import MASKED, PositionBias
 
@@ -26,17 +27,47 @@ class Window(NamedTuple):
     """Factors of the attention weights under dropout."""
 
 
+class _WithPrevious(torch.autograd.Function):
+    """`with_previous`. Keys and values are copied once in each direction; joining them by torch's operations copies them thrice."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool) -> Tensor:
+        B, K, H, W, E = x_BKHWE.shape
+        ctx.save_for_backward(fresh_BK)
+        ctx.detached = detached  # pyrefly: ignore
+        joined_BKHZE = x_BKHWE.new_empty(B, K, H, 2 * W, E)
+        previous_BKHWE, own_BKHWE = joined_BKHZE.chunk(2, 3)
+        own_BKHWE.copy_(x_BKHWE)
+        previous_BKHWE[:, 0] = cache_BHWE
+        if K > 1:
+            previous_BKHWE[:, 1:] = x_BKHWE[:, :-1]
+        previous_BKHWE.masked_fill_(fresh_BK[:, :, None, None, None], 0.0)
+        return joined_BKHZE
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_BKHZE: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # pyrefly: ignore
+        (fresh_BK,) = ctx.saved_tensors  # pyrefly: ignore
+        of_previous_BKHWE, of_own_BKHWE = grad_BKHZE.chunk(2, 3)
+        x_grad_BKHWE = of_own_BKHWE.clone()
+        if ctx.detached:  # pyrefly: ignore
+            return x_grad_BKHWE, None, None, None
+        fresh_BK111 = fresh_BK[:, :, None, None, None]
+        if fresh_BK.shape[1] > 1:
+            x_grad_BKHWE[:, :-1] += of_previous_BKHWE[:, 1:].masked_fill(fresh_BK111[:, 1:], 0.0)
+        cache_grad_BHWE = None
+        if ctx.needs_input_grad[1]:  # pyrefly: ignore
+            cache_grad_BHWE = of_previous_BKHWE[:, 0].masked_fill(fresh_BK111[:, 0], 0.0)
+        return x_grad_BKHWE, cache_grad_BHWE, None, None
+
+
 def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
     """Each block's keys (or values) behind the previous block's: [B, K, H, 2W, E]; zeros before a document's first block.
 
     ``detached``: the previous block's get no gradient, wherever they come from.
     """
-    previous_BKHWE = cache_BHWE[:, None].to(x_BKHWE.dtype)
-    if x_BKHWE.shape[1] > 1:
-        previous_BKHWE = torch.cat([previous_BKHWE, x_BKHWE[:, :-1]], dim=1)
-    previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
-    previous_BKHWE = previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0)
-    return torch.cat([previous_BKHWE, x_BKHWE], dim=3)
+    cache_BHWE = cache_BHWE.to(x_BKHWE.dtype)
+    return _WithPrevious.apply(x_BKHWE, cache_BHWE, fresh_BK, detached)  # pyrefly: ignore
 
 
 def distance_and_unseen(place_n: Tensor, span: int, keys: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Norms: written by hand for a training on a CPU, the same as by torch's operations."""
+"""Norms, and keys behind those of the block before: written by hand for a training on a CPU, the same as by torch's operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from recur_models.layers import split_heads
 from recur_models.norms import RMSNorm, rms_norm, unit_norm
+from recur_models.window import with_previous
 
 
 def gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -51,6 +52,21 @@ def test_the_unit_norm_of_heads_is_that_of_torchs_operations_bit_by_bit() -> Non
     for arguments in ([x], [x, scale_H]):
         ours, theirs = (gradients(lambda x, *s, f=f: f(split_heads(x, 4), *s), *arguments) for f in (unit_norm, plain))
         assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("detached", [False, True])
+def test_keys_behind_the_block_before_are_those_joined_by_torchs_operations(blocks: int, detached: bool) -> None:
+    def plain(x: Tensor, cache: Tensor) -> Tensor:
+        before = torch.cat([cache[:, None], x[:, :-1]], 1)
+        before = (before.detach() if detached else before).masked_fill(fresh[:, :, None, None, None], 0.0)
+        return torch.cat([before, x], 3) + 0 * cache.sum()  # so that the cache has a gradient, be it zero
+
+    generator = torch.Generator().manual_seed(0)
+    fresh = torch.tensor([[True, False, False], [False, False, True]])[:, :blocks]
+    x, cache = torch.randn(2, blocks, 2, 4, 5, generator=generator), torch.randn(2, 2, 4, 5, generator=generator)
+    ours = gradients(lambda x, cache: with_previous(x, cache, fresh, detached) + 0 * cache.sum(), x, cache)
+    assert_equal(ours, gradients(plain, x, cache))
 
 
 def test_the_norm_of_a_training_in_bfloat16_on_a_cpu_is_that_of_float32() -> None:
