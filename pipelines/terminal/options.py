@@ -31,8 +31,27 @@ def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> st
     known = options(read)
     if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
+    owners = models_with(written)
+    if owners:
+        others = (
+            " or ".join(owners) if len(owners) <= 4 else f"{', '.join(owners[:3])} or one of {len(owners) - 3} others"
+        )
+        return f"unknown option {written}: this preset's model lacks this field; name a preset of {others}"
     near = nearest_option(written, known)
     return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
+
+
+def models_with(option: str) -> list[str]:
+    """Names of the models that have the field of an option such as --model.window; empty for other options."""
+    group, _, name = option.rpartition(".")
+    if group != "--model":
+        return []
+    from recur_models import MODELS  # only for this message: torch takes seconds to import
+
+    field = name.replace("-", "_")
+    return sorted(
+        model for model, config in MODELS.items() if field in {each.name for each in dataclasses.fields(config)}
+    )
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:

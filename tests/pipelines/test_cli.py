@@ -94,6 +94,14 @@ def test_positional() -> None:
         ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
         ("small --model.depth 3", "unknown option --model.depth: did you mean --model.width?"),
+        (
+            "small --model.trained recurrence",
+            "unknown option --model.trained: this preset's model lacks this field; name a preset of gpt2-rec or llama-rec",
+        ),
+        (
+            "small --model.states 3",
+            "unknown option --model.states: this preset's model lacks this field; name a preset of ",
+        ),
         ("small --resources 3", "unknown option --resources: --help lists the options"),  # another program's
         ("small --no-wait", "unknown option --no-wait: did you mean --no-patient?"),
         (
