@@ -26,7 +26,7 @@ from common.checks import check_options
 from common.errors import UserError
 from common.files import read_text
 from pipelines.inference.trained import TextTokenizer, Trained, device, load
-from pipelines.terminal import cli
+from pipelines.terminal import cli, options
 from pipelines.terminal.commands import typed
 from pipelines.terminal.output import discard, printable
 
@@ -49,7 +49,7 @@ class GenerateConfig:
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
     """Text file to continue (UTF-8); - reads the standard input."""
-    prompt: str = field(default="", metadata={cli.TEXT: True})
+    prompt: str = field(default="", metadata={options.TEXT: True})
     """Text to continue, instead of a file."""
     max_new_tokens: int = 256
     """Tokens to write."""

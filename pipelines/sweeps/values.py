@@ -13,7 +13,7 @@ from typing import Any
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from pipelines.config.run import TrainConfig
-from pipelines.terminal import cli
+from pipelines.terminal import options
 
 RunWith = Callable[[Mapping[str, Any]], TrainConfig]
 
@@ -36,7 +36,7 @@ def check_values(
 
     def check(values: Mapping[str, Any]) -> TrainConfig:
         run = run_with(values)
-        cli.check_values(run)
+        options.check_values(run)
         if metric.startswith("validation/") and not run.validate_every:
             raise UserError(f"no trial would ever be validated, and {metric} is what trials are compared by")
         return run

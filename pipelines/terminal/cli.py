@@ -17,11 +17,8 @@ Relative paths begin in the working directory; on the nodes of a cluster in THRO
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
-import math
 import os
-import re
 import select
 import shlex
 import signal
@@ -53,24 +50,15 @@ from common.errors import UserError, is_users, listed, nearest, sentence
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
-from pipelines.terminal.options import check_once, unknown
+from pipelines.terminal.options import check_once, check_values, unknown
 from pipelines.terminal.output import discard, listing
 
 T = TypeVar("T")
 
-COUNTS = 1 << 53
-SEEDS = 1 << 63
-"""Upper bounds of seeds, and of other whole numbers (COUNTS), so that products of counts still have 64 bits."""
 UNREAD_STATUS = 128 + signal.SIGPIPE
 """Exit status if the reader of a command's output has gone, as a shell reports it for SIGPIPE."""
 INTERRUPTED_STATUS = 128 + signal.SIGINT
 """Exit status after Ctrl-C, as a shell reports it."""
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""Characters that end or reorder a line in which a name or a path is printed."""
-TEXT = "text"
-"""The metadata of a field that takes text, which may have several lines: ``field(default="", metadata={TEXT: True})``."""
-URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
-"""Beginning of a URI that was parsed as a path, which drops a slash."""
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -167,7 +155,13 @@ def as_a_warning(what: str, *kinds: type[Exception]) -> Iterator[None]:
 
 
 def parse(
-    config: type[T], argv: Sequence[str], description: str | None, *, default: Any = MISSING_NONPROP, prog: str = ""
+    config: type[T],
+    argv: Sequence[str],
+    description: str | None,
+    *,
+    default: Any = MISSING_NONPROP,
+    prog: str = "",
+    unknown_option: Callable[..., str] = unknown,
 ) -> T:
     """Read a config from the words of the command line.
 
@@ -176,6 +170,7 @@ def parse(
         description: a module's docstring, of which `--help` has the first paragraph.
         default: an instance whose fields are the defaults.
         prog: what `--help` calls the program; by default `python -m` and the running module.
+        unknown_option: makes the message for words that are no option, as `unknown` does.
 
     Raises:
         UserError: an unknown option (naming the nearest), a value that does not parse, or a missing argument.
@@ -189,50 +184,19 @@ def parse(
 
     if any(word in ("-h", "--help") for word in argv):
         read(["--help"])
-    with on_parse_error(partial(_refuse, read)):
+    with on_parse_error(partial(_refuse, partial(unknown_option, read=read))):
         parsed = read(argv)
     check_values(parsed)
     check_once(parsed, argv)
     return parsed
 
 
-def check_values(config: object, group: str = "") -> None:
-    """Raise UserError for a value that its type allows and nothing here can use. ``group``: prefix of its options, as ``data.``."""
-    if not dataclasses.is_dataclass(config):
-        return
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = group + field.name.replace("_", "-")
-        unnamed = "tyro.conf" in str(field.type)  # a mark: its options have no prefix of its name
-        check_values(value, group if unnamed else f"{name}.")
-        for element in value if isinstance(value, tuple) else (value,):
-            _check_value(f"--{name}", element, is_text=bool(field.metadata.get(TEXT)))
-
-
-def _check_value(option: str, value: object, is_text: bool) -> None:
-    """`check_values` for one value. ``is_text``: whether it may have several lines."""
-    if isinstance(value, float) and math.isnan(value):
-        raise UserError(f"{option} is nan: give a number")
-    most = SEEDS if "seed" in option else COUNTS
-    if isinstance(value, int) and abs(value) >= most:
-        raise UserError(f"{option} is {value}: give less than {most}")
-    if isinstance(value, str | Path) and not is_text:
-        control = CONTROLS.search(str(value))
-        if control is not None:
-            public = without_credentials(str(value))
-            raise UserError(f"{option} is {public!r}: leave out the control character {control[0]!r}")
-    if isinstance(value, Path) and URI_AS_PATH.match(str(value)):
-        public = without_credentials(str(value).replace(":/", "://", 1))
-        path = public.replace("://", ":/", 1)  # as Path writes it
-        raise UserError(f"{option} is {path}, a URI: give a file or folder of this machine")
-
-
-def _refuse(read: Callable[[Sequence[str]], object], event: ParseErrorEvent) -> None:
+def _refuse(unknown_option: Callable[[Sequence[str]], str], event: ParseErrorEvent) -> None:
     """Raise tyro's complaint as a UserError of one sentence, in place of the box that tyro would print before it exits."""
     if isinstance(event, UnrecognizedArgs):
-        raise UserError(unknown(event.tokens, read))
+        raise UserError(unknown_option(event.tokens))
     if isinstance(event, MissingArgs) and event.unrecognized_tokens:  # the missing option may be there, misspelt
-        raise UserError(unknown(event.unrecognized_tokens, read))
+        raise UserError(unknown_option(event.unrecognized_tokens))
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UserError(event.message)
@@ -292,7 +256,9 @@ def parse_preset(
             f"unknown {noun} {name!r}: {remedy}; if a plug-in has it, name its module in {plugins.VARIABLE}"
         )
     default = presets[name]
-    return parse(type(default), argv[1:], description, default=default, prog=f"{program()} {name}")
+    unknown_option = partial(unknown, preset=name, presets=presets)
+    prog = f"{program()} {name}"
+    return parse(type(default), argv[1:], description, default=default, prog=prog, unknown_option=unknown_option)
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The options of a command, as its `--help` lists them, and the sentence for one that it does not have."""
+"""The options of a command, as its `--help` lists them: the sentence for one that it lacks, and checks of their values."""
 
 from __future__ import annotations
 
@@ -6,19 +6,36 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.credentials import without_credentials
 from common.errors import UserError
 from pipelines.terminal import home
 
+COUNTS = 1 << 53
+SEEDS = 1 << 63
+"""Upper bounds of seeds, and of other whole numbers (COUNTS), so that products of counts still have 64 bits."""
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""Characters that end or reorder a line in which a name or a path is printed."""
+TEXT = "text"
+"""The metadata of a field that takes text, which may have several lines: ``field(default="", metadata={TEXT: True})``."""
+URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
+"""Beginning of a URI that was parsed as a path, which drops a slash."""
 
-def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> str:
-    """The error message for words that tyro did not recognize."""
+
+def unknown(
+    words: Sequence[str],
+    read: Callable[[Sequence[str]], object],
+    preset: str = "",
+    presets: Mapping[str, Any] | None = None,
+) -> str:
+    """The error message for words that tyro did not recognize. ``presets``: those among which ``preset`` was chosen."""
     option = next((word for word in words if word.startswith("-")), None)
     if option is None:
         split = (
@@ -31,27 +48,28 @@ def unknown(words: Sequence[str], read: Callable[[Sequence[str]], object]) -> st
     known = options(read)
     if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
-    owners = models_with(written)
-    if owners:
-        others = (
-            " or ".join(owners) if len(owners) <= 4 else f"{', '.join(owners[:3])} or one of {len(owners) - 3} others"
-        )
-        return f"unknown option {written}: this preset's model lacks this field; name a preset of {others}"
+    having = presets_with(written, presets or {})
+    if having:
+        closest = difflib.get_close_matches(preset, having, n=1, cutoff=0)[0]
+        others = len(having) - 1
+        have = f" and {others} other preset{'s' * (others > 1)} have it" if others else " has it"
+        return f"unknown option {written}: {preset} lacks it; {closest}{have}"
     near = nearest_option(written, known)
     return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
 
 
-def models_with(option: str) -> list[str]:
-    """Names of the models that have the field of an option such as --model.window; empty for other options."""
-    group, _, name = option.rpartition(".")
-    if group != "--model":
-        return []
-    from recur_models import MODELS  # only for this message: torch takes seconds to import
+def presets_with(option: str, presets: Mapping[str, Any]) -> list[str]:
+    """Names of the presets that have the field of an option such as --model.states."""
+    path = option.lstrip("-").replace("-", "_").split(".")
+    return [name for name, preset in presets.items() if has_field(preset, path)]
 
-    field = name.replace("-", "_")
-    return sorted(
-        model for model, config in MODELS.items() if field in {each.name for each in dataclasses.fields(config)}
-    )
+
+def has_field(config: object, path: Sequence[str]) -> bool:
+    """Whether a config has the field at a path of names, such as model and states."""
+    if not path:
+        return True
+    names = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else ()
+    return path[0] in names and has_field(getattr(config, path[0]), path[1:])
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:
@@ -77,6 +95,37 @@ def options(read: Callable[[Sequence[str]], object]) -> list[str]:
             os.environ["COLUMNS"] = width
     lines = re.findall(r"(?m)^(?:│ | {0,2})(--[\w.-]*\w(?:, --[\w.-]*\w)*)", help_text.getvalue())
     return [option for line in lines for option in line.split(", ")]
+
+
+def check_values(config: object, group: str = "") -> None:
+    """Raise UserError for a value that its type allows and nothing here can use. ``group``: prefix of its options, as ``data.``."""
+    if not dataclasses.is_dataclass(config):
+        return
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = group + field.name.replace("_", "-")
+        unnamed = "tyro.conf" in str(field.type)  # a mark: its options have no prefix of its name
+        check_values(value, group if unnamed else f"{name}.")
+        for element in value if isinstance(value, tuple) else (value,):
+            _check_value(f"--{name}", element, is_text=bool(field.metadata.get(TEXT)))
+
+
+def _check_value(option: str, value: object, is_text: bool) -> None:
+    """`check_values` for one value. ``is_text``: whether it may have several lines."""
+    if isinstance(value, float) and math.isnan(value):
+        raise UserError(f"{option} is nan: give a number")
+    most = SEEDS if "seed" in option else COUNTS
+    if isinstance(value, int) and abs(value) >= most:
+        raise UserError(f"{option} is {value}: give less than {most}")
+    if isinstance(value, str | Path) and not is_text:
+        control = CONTROLS.search(str(value))
+        if control is not None:
+            public = without_credentials(str(value))
+            raise UserError(f"{option} is {public!r}: leave out the control character {control[0]!r}")
+    if isinstance(value, Path) and URI_AS_PATH.match(str(value)):
+        public = without_credentials(str(value).replace(":/", "://", 1))
+        path = public.replace("://", ":/", 1)  # as Path writes it
+        raise UserError(f"{option} is {path}, a URI: give a file or folder of this machine")
 
 
 def check_once(config: Any, argv: Sequence[str]) -> None:

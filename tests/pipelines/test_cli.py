@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 from common.errors import UserError
-from pipelines.terminal import cli
+from pipelines.terminal import cli, options
 from pipelines.tracking import TrackingError
 
 
@@ -93,15 +93,8 @@ def test_positional() -> None:
         ("small --optim.lrr 3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
-        ("small --model.depth 3", "unknown option --model.depth: did you mean --model.width?"),
-        (
-            "small --model.trained recurrence",
-            "unknown option --model.trained: this preset's model lacks this field; name a preset of gpt2-rec or llama-rec",
-        ),
-        (
-            "small --model.states 3",
-            "unknown option --model.states: this preset's model lacks this field; name a preset of ",
-        ),
+        ("small --model.depth 3", "unknown option --model.depth: small lacks it; paper has it"),
+        ("small --model.wide 3", "unknown option --model.wide: did you mean --model.width?"),
         ("small --resources 3", "unknown option --resources: --help lists the options"),  # another program's
         ("small --no-wait", "unknown option --no-wait: did you mean --no-patient?"),
         (
@@ -141,7 +134,7 @@ class Export:
     """Folder that is written."""
     also: tuple[str, ...] = ()
     """Further runs."""
-    prompt: str = field(default="", metadata={cli.TEXT: True})
+    prompt: str = field(default="", metadata={options.TEXT: True})
     """A text."""
     folder: Path = Path("runs")
     """Folder of all runs."""
