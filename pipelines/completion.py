@@ -1,5 +1,6 @@
 """Print a script that completes the commands, their presets and their options in a shell: bash, or zsh.
 
+    mkdir -p ~/.local/share/bash-completion/completions
     throughline completion bash > ~/.local/share/bash-completion/completions/throughline      # then open a new shell
     throughline completion zsh > ~/.throughline.zsh        # and in ~/.zshrc: source ~/.throughline.zsh
 

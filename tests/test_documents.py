@@ -197,7 +197,7 @@ def test_a_command_of_others_takes_its_words(command: Command, monkeypatch: pyte
 
 def test_what_make_is_asked_for_is_in_the_makefile_and_what_python_runs_is_in_the_tree() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    asked = {word for c in COMMANDS if c.program == "make" for word in c.words[1:]}
+    asked = {word for c in COMMANDS if c.program == "make" for word in c.words[1:] if "=" not in word}
     assert {"demo", "test"} <= asked <= targets
     for command in COMMANDS:
         if command.program == "python" and command.words[1] not in ("-m", "-c"):

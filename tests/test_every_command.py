@@ -118,9 +118,9 @@ train small-rmt --model.memory-tokens 16
     + --num-workers 0
 train small-rec --model.equations paper
     + {TINY} --run equations
-train pg19-rec-fixed-skip --data.store runs/store
+train pg19-rec-fixed-skip --data.store runs/store --num-workers 8
     + {TINY} --optim.name adamw
-train pg19-scale-650M-rec --data.store runs/store
+train pg19-scale-650M-rec --data.store runs/store --num-workers 8
     + {TINY} --optim.name adamw
 tune rec-table-3-window --preset pg19-rec-fixed-skip --num-workers 1
     + --max-trials 1 --steps 1 --num-cpus 2 {CORE} --model.layers 1 --model.recurrent-layers 1 --model.states 4
@@ -136,28 +136,26 @@ tune staircase-figure-2 --preset walk-staircase --search grid --scheduler none -
     + {CORE} --max-trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
 prepare enwik8 --source enwik8.zip --pieces 32 --store runs/store
     + --pieces 4 --num-workers 0
-prepare pg19 --source pg19 --tokenizer gpt2 --books 1250 --validation-tokens 15000
-    + --overwrite --validation-tokens 500
-train pg19-gpt2-rec-overlap-50 --model.pretrained gpt2 --data.store runs/store
+prepare pg19 --source pg19 --tokenizer gpt2 --books 1250 --validation-tokens 15000 --store runs/gpt2-store
+    + --validation-tokens 500
+train pg19-gpt2-rec-overlap-50 --model.pretrained gpt2 --data.store runs/gpt2-store
     + {PRETRAINED} --run gpt2
 evaluate runs/gpt2 --overlap 0 5 10 30 50
     + --overlap 0 2 4 --allow-other-windows {QUIET}
-prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000 --store runs/store
-    + --overwrite
-train pg19-llama-rec-overlap-50 --model.pretrained smollm2 --data.store runs/store
+prepare pg19 --source pg19 --tokenizer smollm2 --newline normalize --validation-tokens 15000 --store runs/smollm2-store
+train pg19-llama-rec-overlap-50 --model.pretrained smollm2 --data.store runs/smollm2-store
     + {PRETRAINED}
-train smollm2-rec --model.pretrained smollm2 --data.store runs/store
+train smollm2-rec --model.pretrained smollm2 --data.store runs/smollm2-store
     + {PRETRAINED}
-train smollm2 --model.pretrained smollm2 --data.store runs/store --steps 1 --optim.lr 0 --run untrained
+train smollm2 --model.pretrained smollm2 --data.store runs/smollm2-store --steps 1 --optim.lr 0 --run untrained
     + {WINDOWS} --model.positions 0 --data.segment-length 32 --num-workers 0 {HERE}
 evaluate runs/untrained --split validation
     + {QUIET}
-train smollm2-rec-layers --model.pretrained smollm2 --data.store runs/store
+train smollm2-rec-layers --model.pretrained smollm2 --data.store runs/smollm2-store
     + {PRETRAINED} --model.insert-layer 1
 benchmarks.whose_states runs/smollm2-rec --split validation
-prepare pg19 --source pg19 --tokenizer mamba2
-    + --overwrite
-train pg19-mamba2 --model.pretrained mamba2 --data.store runs/store
+prepare pg19 --source pg19 --tokenizer mamba2 --store runs/mamba2-store
+train pg19-mamba2 --model.pretrained mamba2 --data.store runs/mamba2-store
     + --model.window 16 --model.chunk 16 --data.segment-length 32 --num-workers 0 {HERE}
 paper block-recurrent table-1 --source pg19=books arxiv=papers --options arxiv.metadata=arxiv.json --seeds 0 1 2
     + --dry-run
