@@ -136,7 +136,8 @@ class StateDirection(nn.Module):
         """The states after a block: [B, S, D].
 
         Args:
-            c_BSD: the states before it, and ``read``: what `read` made of them.
+            c_BSD: the states before it.
+            read: their projections, from `read`.
             k_BHZE, v_BHZE: keys and values of the tokens in the block and the one before it.
             no_previous_block_B: bool, lanes on which the previous block's tokens are masked; None masks none.
         """
@@ -189,16 +190,18 @@ class RecurrentLayer(WindowedLayer):
         return self.finish(x_BKWD, inputs, blocks.no_previous_block_BK, window), after
 
     def advance(
-        self, x_BKWD: Tensor, state: State, blocks: Blocks, states: Projections | None = None
+        self, x_BKWD: Tensor, state: State, blocks: Blocks, projected: Projections | None = None
     ) -> tuple[AttentionInputs, State]:
         """The horizontal direction over the blocks: all that `finish` needs, and the next State.
 
-        ``states``: what `StateDirection.read` made of ``state["states"]``, if these have begun the only block (`begin_block`).
+        ``projected``: projections of ``state["states"]``, which `begin_block` has reset already; for a single block only. Without
+        them, they are made here.
         """
+        assert projected is None or x_BKWD.shape[1] == 1
         tokens = self.tokens.project(x_BKWD)
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
-        reads, c_BSD = self.recur(state["states"], k_BKHZE, v_BKHZE, blocks, states)
+        reads, c_BSD = self.recur(state["states"], k_BKHZE, v_BKHZE, blocks, projected)
         state_k_BKHSE = torch.stack([read.k for read in reads], 1)
         state_v_BKHSE = torch.stack([read.v for read in reads], 1)
         assert tokens.q_cross is not None
@@ -216,16 +219,16 @@ class RecurrentLayer(WindowedLayer):
         return self.tokens.combine(x_BKWD, window_BKHWE, cross_BKHWE)
 
     def recur(
-        self, c_BSD: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, blocks: Blocks, states: Projections | None
+        self, c_BSD: Tensor, k_BKHZE: Tensor, v_BKHZE: Tensor, blocks: Blocks, projected: Projections | None
     ) -> tuple[list[Projections], Tensor]:
-        """Projections of the states that each block reads, and the last states. ``states``: as in `advance`."""
+        """Projections of the states that each block reads, and the last states. ``projected``: as in `advance`."""
         reads: list[Projections] = []
         masked_BK = blocks.no_previous_block_BK
         no_previous = [None] * k_BKHZE.shape[1] if masked_BK is None else masked_BK.unbind(1)
         # unbind, since the gradient of an index is as large as the whole segment
         parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
         for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
-            read = states
+            read = projected
             if read is None:
                 c_BSD = self.begin_block(c_BSD, fresh_B)
                 read = self.states.read(c_BSD)

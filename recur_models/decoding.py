@@ -102,8 +102,10 @@ def read(
         or zeros if there is none.
 
     Raises:
-        ValueError: every token is masked.
+        ValueError: there are no tokens, or every token is masked.
     """
+    if not tokens_BT.shape[1]:
+        raise ValueError("there is nothing to read: give at least one token for each lane")
     tokens_BT, source_BT = compact(tokens_BT, mask_BT)
     length_B = (source_BT[:, -1] + 1).cpu()
     keep = min(keep or tokens_BT.shape[1], tokens_BT.shape[1])

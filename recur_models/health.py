@@ -101,9 +101,11 @@ def watch(model: RecurrentModel | None, *given: object, health: Health | None = 
             yield health
         return
     training = model.training
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), _hooked(model.eval(), health):
-        model(*given)
-    model.train(training)
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), _hooked(model.eval(), health):
+            model(*given)
+    finally:
+        model.train(training)
     yield health
 
 

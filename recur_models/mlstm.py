@@ -34,6 +34,8 @@ from recur_models.protocol import State, reset
 
 GATE_CAP = 15.0
 """The largest gate logit; a tanh caps them softly."""
+NORMALISER_EPS = 1e-6
+"""Added to the divisor of h, as in xLSTM's own code."""
 NO_INPUT = -1e30
 """The input gate ĩ of padding, which writes nothing."""
 
@@ -88,7 +90,7 @@ def matrix_memory(
     within = ((q @ k.transpose(-1, -2)) * weights) @ v
     h, normaliser = (within + (q * from_start) @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
     floor = (-scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
-    return chunks.join(h * (torch.maximum(normaliser.abs(), floor) + 1e-6).reciprocal()), state, scale
+    return chunks.join(h * (torch.maximum(normaliser.abs(), floor) + NORMALISER_EPS).reciprocal()), state, scale
 
 
 def scales_before_chunks(

@@ -106,7 +106,7 @@ class ModelConfig(ABC):
         """Parameters, and FLOPs of one block of one lane, counted from the sizes without building the model (costs.py)."""
 
     def state_bytes(self, vocab_size: int) -> int:
-        """Bytes of one lane's State between two segments."""
+        """Bytes of one lane's State, in the dtypes of `initial_state`. Under bfloat16 autocast, keys and values take half."""
         with torch.device("meta"):
             state = self.build(vocab_size).initial_state(1)
         return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
@@ -136,7 +136,7 @@ def check_sizes(config: ModelConfig, from_0: Collection[str] = ()) -> None:
     for name, value in vars(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"model.{name} is {value}: it must be a number")
-    rate = vars(config)["dropout"]
+    rate = vars(config).get("dropout", 0.0)
     if not 0 <= rate < 1:
         raise UserError(f"model.dropout is {rate}: it must be at least 0 and below 1")
 

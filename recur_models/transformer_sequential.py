@@ -114,7 +114,9 @@ def _config(
         return kind(**given | dict[str, Any](sizes))
     except TypeError:
         known = ", ".join(sorted(each.name for each in fields(kind)))
-        raise ValueError(f"{kind.name} has not all of the sizes {', '.join(sizes)}: it has {known}") from None
+        raise ValueError(
+            f"{kind.name} does not have all of the sizes {', '.join(sizes)}: choose among {known}"
+        ) from None
 
 
 def _weights(

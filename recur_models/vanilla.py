@@ -65,8 +65,8 @@ class VanillaLayer(TokenLayer):
 
 
 def buckets_within(place_n: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """For tokens of a sequence, and each of its ``length`` tokens as a key: the buckets of the distances back to the keys, int64
-    [..., n, length], and which keys come later, bool [..., n, length]. All layers share them.
+    """Buckets of the distances from tokens back to all ``length`` tokens of their sequence, int64 [..., n, length]; and a mask,
+    True where the key comes later, bool [..., n, length]. All layers share them.
 
     ``place_n``: int64, the tokens' places in the sequence.
     """
