@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from recur_models.costs import Costs, product, scales
 from recur_models.layers import linear, upcast
@@ -113,7 +113,6 @@ class UnitLowerInverse(torch.autograd.Function):
         return inverse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:  # pyrefly: ignore
         (inverse,) = ctx.saved_tensors  # pyrefly: ignore
         transposed = inverse.transpose(-1, -2)

@@ -38,6 +38,14 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def refuse_second_derivatives(remedy: str) -> None:
+    """Raises NotImplementedError in a backward pass that autograd records: of numbers that forward saved, it would take the
+    derivatives to be zero, without an error. ``remedy``: what the caller can do.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise NotImplementedError(f"this backward pass has no derivatives of its own: {remedy}")
+
+
 def is_plain(layer: nn.Module) -> bool:
     """Whether a projection is a bare nn.Linear. One that is quantised, or wrapped by a LoRA adapter, must be called: its weight
     alone does not give its output.
@@ -158,15 +166,15 @@ def fused_attention_is_slow(q: Tensor) -> bool:
     return q.device.type == "cpu" and q.dtype == torch.bfloat16
 
 
-def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, absent_B: Tensor | None = None) -> Tensor:
+def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, no_previous_block_B: Tensor | None = None) -> Tensor:
     """Attention without bias, over any leading dimensions: […, H, n, E]. The queries must be scaled.
 
-    ``absent_B``: bool, True on lanes whose first half of the keys (the previous block's) is masked.
+    ``no_previous_block_B``: bool, lanes on which the first half of the keys, those of the previous block, is masked.
     """
     mask = None
-    if absent_B is not None:
+    if no_previous_block_B is not None:
         first_half = torch.arange(k_HmE.shape[-2], device=k_HmE.device) < k_HmE.shape[-2] // 2
-        mask = ~(first_half & absent_B[:, None, None, None])
+        mask = ~(first_half & no_previous_block_B[:, None, None, None])
     q, k, v = (x.flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))  # no fused kernel takes more than one leading dimension
     if fused_attention_is_slow(q):
         logits = q @ k.transpose(-1, -2)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 from recur_models.hidden import in_place_of_logits, states_asked_for
-from recur_models.layers import is_plain
+from recur_models.layers import is_plain, refuse_second_derivatives
 from recur_models.protocol import IGNORED, RecurrentModel, State
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
@@ -189,13 +189,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return nats_N
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad_N: Tensor) -> tuple[Tensor, Tensor | None, None, Tensor | None]:  # pyrefly: ignore
+        refuse_second_derivatives("give no targets, and compute the loss from the logits")
         hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_hidden_ND = torch.empty_like(hidden_ND)
         trains_weight: bool = ctx.needs_input_grad[1]  # pyrefly: ignore
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trains_weight else None
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        trains_bias: bool = ctx.needs_input_grad[3]  # pyrefly: ignore
+        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
         for chunk in _chunks(hidden_ND, len(weight_VD), GRADIENT_TOKENS if trains_weight else 1):
             grad_CV = _logit_gradients(
@@ -207,5 +208,5 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_weight_VD is not None:
                 grad_weight_VD += grad_CV.T @ hidden_ND[chunk]
         grad_weight_VD = None if grad_weight_VD is None else grad_weight_VD.to(ctx.weight_dtype)  # pyrefly: ignore
-        grad_bias_V = None if bias_V is None or grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
+        grad_bias_V = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
         return grad_hidden_ND, grad_weight_VD, None, grad_bias_V

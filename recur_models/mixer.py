@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from common.errors import UserError
 from recur_models.costs import Costs
@@ -154,15 +154,17 @@ class DepthwiseConvolution(torch.autograd.Function):
         return y[:, :, 0].transpose(1, 2)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad_MWZ: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # pyrefly: ignore
-        x_MSZ, weight_ZI, bias_Z = ctx.saved_tensors  # pyrefly: ignore
+    def backward(ctx: FunctionCtx, grad_MWZ: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:  # pyrefly: ignore
+        x_MSZ, weight_ZI, _ = ctx.saved_tensors  # pyrefly: ignore
         images = grad_MWZ.transpose(1, 2)[:, :, None]
         grad_x = nn.functional.conv_transpose2d(images, weight_ZI[:, None, None], groups=len(weight_ZI))
-        W = grad_MWZ.shape[1]
-        seen = [x_MSZ[:, i : i + W] for i in range(weight_ZI.shape[1])]
-        grad_weight_ZI = torch.stack([(grad_MWZ * each).sum((0, 1)) for each in seen], 1)
-        return grad_x[:, :, 0].transpose(1, 2), grad_weight_ZI, None if bias_Z is None else grad_MWZ.sum((0, 1))
+        grad_weight_ZI = None
+        _, trains_weight, trains_bias = ctx.needs_input_grad  # pyrefly: ignore
+        if trains_weight:
+            W = grad_MWZ.shape[1]
+            seen = [x_MSZ[:, i : i + W] for i in range(weight_ZI.shape[1])]
+            grad_weight_ZI = torch.stack([(grad_MWZ * each).sum((0, 1)) for each in seen], 1)
+        return grad_x[:, :, 0].transpose(1, 2), grad_weight_ZI, grad_MWZ.sum((0, 1)) if trains_bias else None
 
 
 @without_autocast

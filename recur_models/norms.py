@@ -1,25 +1,25 @@
-"""Norms over the last dimension: root mean square, and a head's length.
+"""RMSNorm, and L2 normalisation of queries and keys.
 
-torch's norms are not fused on a CPU: their backward passes read and write whole activations ten times. In training on a CPU the
-functions below take their place. In float32 each number is the same, bit by bit: a pass is left out where it only copies, doubles,
-or spreads a number over a row. Letters: see layers.py.
+torch does not fuse norms on a CPU. In eager training there in float32 or float64, the functions below replace them: their backward
+passes leave out those that only copy, double or spread numbers. Results and gradients are bit by bit those of torch's operations.
+Under bfloat16 autocast, `rms_norm` gives bfloat16. Letters: see layers.py.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from recur_models.layers import upcast
+from recur_models.layers import refuse_second_derivatives, upcast
 
 UNIT_EPS = 1e-6
 """Added to a head's sum of squares (Henry et al. 2020, as in the authors' code)."""
 
 
 def trains_on_cpu(x: Tensor) -> bool:
-    """Whether ``x`` is an activation of float32 (or float64) that gets a gradient on a CPU, not compiled."""
+    """Whether the backward passes below apply: ``x`` is a float32 or float64 tensor on a CPU that requires grad, in eager mode."""
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.float64)
@@ -35,7 +35,7 @@ def autocasts_to_bfloat16() -> bool:
 
 
 def gradient_through_rsqrt(grad: Tensor, result: Tensor) -> Tensor:
-    """The gradient of s, of that of ``result`` = 1 / √s."""
+    """The gradient with respect to s, given ``grad``, that with respect to ``result`` = 1 / √s."""
     return -0.5 * grad * result.pow(3)
 
 
@@ -51,31 +51,44 @@ class _NormToBfloat16(torch.autograd.Function):
         return normed
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # pyrefly: ignore
+        refuse_second_derivatives("train in float32")
         normed, inverse = ctx.saved_tensors  # pyrefly: ignore
         along = (grad * normed).mean(-1, keepdim=True)
         return torch.addcmul(grad, normed, along, value=-1) * inverse, None
 
 
 class _RMSNorm(torch.autograd.Function):
-    """x / √(mean(x²) + eps) · scale. ``x`` is passed twice, as the factor and as what is squared: each has a gradient of its own.
+    """x / √(mean(x²) + eps) · scale; also x / √(mean(x²) + eps), and 1 / √(mean(x²) + eps).
 
-    Autograd adds the two to that of the residual stream one after the other, as it does for torch's norm. One sum of both would
-    be rounded otherwise.
+    The caller passes x twice, as ``x`` and as ``squared``. Autograd then adds their gradients to that of the residual stream one
+    after the other, as it does for torch's norm. Their sum, made here, would round differently.
     """
 
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, squared: Tensor, scale: Tensor, eps: float) -> Tensor:
-        inverse = torch.rsqrt(squared.square().mean(-1, keepdim=True) + eps)
-        normed = x * inverse
-        ctx.save_for_backward(x, inverse, normed, scale)
-        return normed * scale
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # pyrefly: ignore
-        x, inverse, normed, scale = ctx.saved_tensors  # pyrefly: ignore
+    def forward(x: Tensor, squared: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:  # pyrefly: ignore
+        inverse = torch.rsqrt(squared.square().mean(-1, keepdim=True) + eps)
+        normed = x * inverse
+        return normed * scale, normed, inverse
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:  # pyrefly: ignore
+        x, _, scale, ctx.eps = inputs  # pyrefly: ignore
+        _, normed, inverse = output
+        ctx.mark_non_differentiable(normed, inverse)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, scale, normed, inverse)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+        if grad is None:
+            return None, None, None, None
+        x, scale, normed, inverse = ctx.saved_tensors  # pyrefly: ignore
+        if torch.is_grad_enabled():  # a second derivative, to which what was saved would be constants
+            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)  # pyrefly: ignore
+            normed = x * inverse
         scale_grad = (grad * normed).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None  # pyrefly: ignore
         grad = grad * scale
         mean_grad = gradient_through_rsqrt((grad * x).sum(-1, keepdim=True), inverse)
@@ -83,24 +96,36 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _UnitNorm(torch.autograd.Function):
-    """x · rsqrt(Σx² + eps) · factor, for heads x [..., H, n, E] and a factor of each head [H, 1, 1]."""
+    """x · rsqrt(Σx² + eps) · factor, for heads x [..., H, n, E] and a factor of each head [H, 1, 1]; also rsqrt(Σx² + eps)."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_HnE: Tensor, factor_H11: Tensor | None) -> Tensor:
+    def forward(x_HnE: Tensor, factor_H11: Tensor | None) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
         inverse_Hn1 = torch.rsqrt(x_HnE.square().sum(-1, keepdim=True) + UNIT_EPS)
-        total_Hn1 = inverse_Hn1 if factor_H11 is None else inverse_Hn1 * factor_H11
-        ctx.save_for_backward(x_HnE, inverse_Hn1, total_Hn1, factor_H11)  # pyrefly: ignore
-        return x_HnE * total_Hn1
+        return x_HnE * (inverse_Hn1 if factor_H11 is None else inverse_Hn1 * factor_H11), inverse_Hn1
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad_HnE: Tensor) -> tuple[Tensor, Tensor | None]:  # pyrefly: ignore
-        x_HnE, inverse_Hn1, total_Hn1, factor_H11 = ctx.saved_tensors  # pyrefly: ignore
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple) -> None:  # pyrefly: ignore
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_HnE: Tensor | None, _: None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+        if grad_HnE is None:
+            return None, None
+        x_HnE, factor_H11, inverse_Hn1 = ctx.saved_tensors  # pyrefly: ignore
+        if torch.is_grad_enabled():  # as above
+            inverse_Hn1 = torch.rsqrt(x_HnE.square().sum(-1, keepdim=True) + UNIT_EPS)
         inverse_grad_Hn1 = (grad_HnE * x_HnE).sum(-1, keepdim=True)
+        total_Hn1 = inverse_Hn1
         factor_grad_H11 = None
         if factor_H11 is not None:
-            factor_grad_H11 = (inverse_grad_Hn1 * inverse_Hn1).sum_to_size(factor_H11.shape)
+            if ctx.needs_input_grad[1]:  # pyrefly: ignore
+                factor_grad_H11 = (inverse_grad_Hn1 * inverse_Hn1).sum_to_size(factor_H11.shape)
             inverse_grad_Hn1 = inverse_grad_Hn1 * factor_H11
+            total_Hn1 = inverse_Hn1 * factor_H11
         sum_grad_Hn1 = gradient_through_rsqrt(inverse_grad_Hn1, inverse_Hn1)
         return (grad_HnE * total_Hn1).add_(x_HnE * (2 * sum_grad_Hn1)), factor_grad_H11
 
@@ -114,11 +139,12 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, scale.shape, scale, eps)
     if x.dtype == torch.float32 and autocasts_to_bfloat16():
         return _NormToBfloat16.apply(x, eps) * scale.bfloat16()  # pyrefly: ignore
-    return _RMSNorm.apply(x, x, scale, eps)  # pyrefly: ignore
+    return _RMSNorm.apply(x, x, scale, eps)[0]  # pyrefly: ignore
 
 
 class RMSNorm(nn.Module):
-    """Scale-only root-mean-square norm, computed in float32. ``groups``: equal parts of the width, each with a mean of its own.
+    """RMSNorm with a scale and no bias. Its mean square is in float32, or in float64 for float64 inputs. ``groups``: equal parts of
+    the width, each with a mean of its own.
 
     Without groups, in training under autocast on a CPU it gives bfloat16 (`rms_norm`).
     """
@@ -144,7 +170,7 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
     """
     factor_H11 = None if scale_H is None else scale_H.abs()[:, None, None]
     if trains_on_cpu(x_HnE):
-        return _UnitNorm.apply(x_HnE, factor_H11)  # pyrefly: ignore
+        return _UnitNorm.apply(x_HnE, factor_H11)[0]  # pyrefly: ignore
     total_Hn1 = torch.rsqrt(upcast(x_HnE).square().sum(-1, keepdim=True) + UNIT_EPS)
     if factor_H11 is not None:
         total_Hn1 = total_Hn1 * factor_H11

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import linear, upcast
+from recur_models.layers import linear, refuse_second_derivatives, upcast
 from recur_models.mixer import RecurrentMixer, ShortConvolution, Sizes, without_autocast
 from recur_models.norms import RMSNorm
 from recur_models.protocol import State
@@ -70,10 +70,10 @@ class ScalarMemory(torch.autograd.Function):
         return h_THBV.permute(2, 0, 1, 3), torch.stack([h, c, n]).permute(2, 0, 1, 3), scale_BHV
 
     @staticmethod
-    @once_differentiable
     def backward(  # pyrefly: ignore
         ctx: FunctionCtx, grad_h_BTHV: Tensor, grad_states_B3HV: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
+        refuse_second_derivatives("take a model without slstm")
         gates_THBZ, log_f, before_T3HBV, h, recurrent_HVZ, fresh_BK = ctx.saved_tensors  # pyrefly: ignore
         z, o, written, kept = gates_THBZ.chunk(4, -1)
         h_before, c_before, n_before = before_T3HBV.unbind(1)

@@ -1,4 +1,4 @@
-"""The token layer of the models with windowed attention, of `vanilla`, `rmt` and `armt`, with its sizes, parts and costs.
+"""The token layer of slide, xl, rec, memorizing, vanilla, rmt and armt: sizes, parts and costs.
 
     layer = TokenLayer(config, cross=False)
     window = layer.window(bucket_WZ, unseen_WZ)                     # of attention, the same for all blocks
@@ -29,7 +29,7 @@ from recur_models.window import Window, window_bias
 
 @dataclass(frozen=True)
 class TokenLayersConfig(ModelConfig):
-    """The sizes of the models with windowed attention, of `vanilla`, `rmt` and `armt`."""
+    """Sizes that slide, xl, rec, memorizing, vanilla, rmt and armt share."""
 
     layers: int = 12
     """Transformer layers."""
@@ -115,7 +115,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x), inplace=True))))
+        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
 
 
 class Projections(NamedTuple):
@@ -263,6 +263,8 @@ class TokenLayer(nn.Module):
 
     def _state_share(self, heads: Tensor, _: Tensor) -> Tensor:
         """Share of the output's energy that comes from the states, which the second half of ``heads`` reads."""
-        parts = zip(heads.chunk(2, -1), self.out.weight.to(heads.dtype).chunk(2, 1), strict=True)
-        window, states = ((part @ weight.T).float().square().mean() for part, weight in parts)
+        window, states = heads.chunk(2, -1)
+        zeros = torch.zeros_like(window)
+        apart = torch.stack([torch.cat([window, zeros], -1), torch.cat([zeros, states], -1)])
+        window, states = self.out.forward(apart).float().square().flatten(1).mean(1)  # a call would run this hook again
         return states / (states + window)

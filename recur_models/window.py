@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from recur_models.layers import MASKED, PositionBias
 
@@ -23,18 +23,20 @@ class Window(NamedTuple):
 
     bias_HWZ: Tensor
     """Added to the logits."""
-    kept_HWZ: Tensor | None
-    """Factors of the attention weights under dropout."""
+    dropout_mask_HWZ: Tensor | None
+    """Dropout mask of the attention weights, divided by 1 − rate already; None without dropout."""
 
 
 class _WithPrevious(torch.autograd.Function):
-    """`with_previous`. Keys and values are copied once in each direction; joining them by torch's operations copies them thrice."""
+    """`with_previous`. The forward pass writes keys (or values) straight into the result; torch's cat, masked_fill and cat would
+    copy those of the previous block three times.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool) -> Tensor:
+    def forward(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool) -> Tensor:  # pyrefly: ignore
         B, K, H, W, E = x_BKHWE.shape
-        ctx.save_for_backward(fresh_BK)
-        ctx.detached = detached  # pyrefly: ignore
         joined_BKHZE = x_BKHWE.new_empty(B, K, H, 2 * W, E)
         previous_BKHWE, own_BKHWE = joined_BKHZE.chunk(2, 3)
         own_BKHWE.copy_(x_BKHWE)
@@ -45,20 +47,24 @@ class _WithPrevious(torch.autograd.Function):
         return joined_BKHZE
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:  # pyrefly: ignore
+        _, _, fresh_BK, ctx.detached = inputs  # pyrefly: ignore
+        ctx.save_for_backward(fresh_BK)
+
+    @staticmethod
     def backward(ctx: FunctionCtx, grad_BKHZE: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # pyrefly: ignore
         (fresh_BK,) = ctx.saved_tensors  # pyrefly: ignore
-        of_previous_BKHWE, of_own_BKHWE = grad_BKHZE.chunk(2, 3)
-        x_grad_BKHWE = of_own_BKHWE.clone()
+        grad_previous_BKHWE, grad_own_BKHWE = grad_BKHZE.chunk(2, 3)
+        grad_x_BKHWE = grad_own_BKHWE.clone()
         if ctx.detached:  # pyrefly: ignore
-            return x_grad_BKHWE, None, None, None
+            return grad_x_BKHWE, None, None, None
         fresh_BK111 = fresh_BK[:, :, None, None, None]
         if fresh_BK.shape[1] > 1:
-            x_grad_BKHWE[:, :-1] += of_previous_BKHWE[:, 1:].masked_fill(fresh_BK111[:, 1:], 0.0)
-        cache_grad_BHWE = None
+            grad_x_BKHWE[:, :-1] += grad_previous_BKHWE[:, 1:].masked_fill(fresh_BK111[:, 1:], 0.0)
+        grad_cache_BHWE = None
         if ctx.needs_input_grad[1]:  # pyrefly: ignore
-            cache_grad_BHWE = of_previous_BKHWE[:, 0].masked_fill(fresh_BK111[:, 0], 0.0)
-        return x_grad_BKHWE, cache_grad_BHWE, None, None
+            grad_cache_BHWE = grad_previous_BKHWE[:, 0].masked_fill(fresh_BK111[:, 0], 0.0)
+        return grad_x_BKHWE, grad_cache_BHWE, None, None
 
 
 def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool = False) -> Tensor:
@@ -81,8 +87,8 @@ def distance_and_unseen(place_n: Tensor, span: int, keys: int) -> tuple[Tensor, 
 
 
 def buckets_of_window(place_n: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """For tokens of a block, and the keys of the previous block and their own: the buckets of their distances, int64 [..., n, 2W],
-    and the keys that a token does not see, bool [..., n, 2W]. They are the same for all layers.
+    """Buckets of the distances from a block's tokens to the keys of the previous block and their own, int64 [..., n, 2W]; and a
+    mask, True where a token does not see a key, bool [..., n, 2W]. All layers share them.
 
     ``place_n``: int64, the tokens' places in their block.
     """
@@ -117,8 +123,8 @@ def windowed_attention(
             [before.masked_fill(no_previous_block_BK[:, :, None, None, None], MASKED), now], dim=-1
         )
     weights_BKHWZ = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype)
-    if window.kept_HWZ is not None:
-        weights_BKHWZ = weights_BKHWZ * window.kept_HWZ.to(v_BKHZE.dtype)
+    if window.dropout_mask_HWZ is not None:
+        weights_BKHWZ = weights_BKHWZ * window.dropout_mask_HWZ.to(v_BKHZE.dtype)
     out_BKHWE = weights_BKHWZ @ v_BKHZE
     if no_previous_block_BK is not None:
         first_W1 = torch.arange(q_BKHWE.shape[-2], device=q_BKHWE.device)[:, None] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recur_models.layers import split_heads
+from recur_models.mixers import MixersConfig
 from recur_models.norms import RMSNorm, rms_norm, unit_norm
+from recur_models.sliding_window import SlideConfig
 from recur_models.window import with_previous
 
 
@@ -67,6 +70,56 @@ def test_keys_behind_the_block_before_are_those_joined_by_torchs_operations(bloc
     x, cache = torch.randn(2, blocks, 2, 4, 5, generator=generator), torch.randn(2, 2, 4, 5, generator=generator)
     ours = gradients(lambda x, cache: with_previous(x, cache, fresh, detached) + 0 * cache.sum(), x, cache)
     assert_equal(ours, gradients(plain, x, cache))
+
+
+def test_second_derivatives_are_those_of_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def doubles(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.double, generator=generator).requires_grad_()
+
+    fresh = torch.tensor([[True, False, False], [False, False, True]])
+    for function, inputs in [
+        (lambda x, scale: x + rms_norm(x, scale, 1e-6), [doubles(3, 4), doubles(4)]),
+        (unit_norm, [doubles(2, 3, 4), doubles(2)]),
+        (unit_norm, [doubles(2, 3, 4)]),
+        (lambda x, cache: with_previous(x, cache, fresh).square(), [doubles(2, 3, 1, 2, 2), doubles(2, 1, 2, 2)]),
+    ]:
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_gradients_of_each_lane_by_torch_func_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    model = SlideConfig(layers=2, d_model=16, heads=2, head_dim=8, mlp_dim=16, window=8, dropout=0.0).build(
+        vocab_size=11
+    )
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    tokens_LT = torch.randint(11, (3, 16))
+
+    def loss(weights: dict[str, Tensor], tokens_T: Tensor) -> Tensor:
+        fresh_1K = torch.zeros(1, 2, dtype=torch.bool)
+        logits, _ = torch.func.functional_call(model, weights, (tokens_T[None], model.initial_state(1), fresh_1K))
+        return logits.square().mean()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, tokens_LT)
+    for lane, tokens_T in enumerate(tokens_LT):
+        wanted = torch.autograd.grad(loss(dict(model.named_parameters()), tokens_T), list(model.parameters()))
+        for name, gradient in zip(weights, wanted, strict=True):
+            torch.testing.assert_close(found[name][lane], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["loss", "bfloat16", "slstm"])
+def test_second_derivatives_that_are_not_there_are_refused(kind: str) -> None:
+    sizes: Any = {"layers": ("slstm",), "d_model": 16, "heads": 2, "mlp_dim": 16, "dropout": 0.0, "chunk": 8}
+    config = MixersConfig(**sizes) if kind == "slstm" else SlideConfig(1, 16, heads=2, head_dim=8, mlp_dim=16, window=8)
+    model = config.build(vocab_size=11)
+    tokens_BT = torch.randint(11, (1, 2 * config.block))
+    fresh_BK = torch.zeros(1, 2, dtype=torch.bool)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
+        out, _ = model(tokens_BT, model.initial_state(1), fresh_BK, tokens_BT if kind == "loss" else None)
+    with pytest.raises(NotImplementedError, match="has no derivatives of its own: "):
+        torch.autograd.grad(out.float().square().mean(), model.embedding.weight, create_graph=True)
 
 
 def test_the_norm_of_a_training_in_bfloat16_on_a_cpu_is_that_of_float32() -> None:
