@@ -45,11 +45,16 @@ _found: dict[int, Found] = {}
 def in_place_of_logits(layers: bool = False) -> Iterator[Found]:
     """In the `with`, models return hidden states: the last ones, and with ``layers`` also the inputs of each layer."""
     found = Found(layers)
-    _found[threading.get_ident()] = found
+    thread = threading.get_ident()
+    outer = _found.get(thread)
+    _found[thread] = found
     try:
         yield found
     finally:
-        del _found[threading.get_ident()]
+        if outer is None:
+            del _found[thread]
+        else:
+            _found[thread] = outer
 
 
 def note(index: int, x_BnD: Tensor) -> None:
