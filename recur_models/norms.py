@@ -34,6 +34,16 @@ def autocasts_to_bfloat16() -> bool:
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / √(mean(x²) + eps) over the last dimension: [..., 1]."""
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def inverse_length(x: Tensor) -> Tensor:
+    """rsqrt(Σx² + 1e-6) over the last dimension, in float32 at least: [..., 1]."""
+    return torch.rsqrt(upcast(x).square().sum(-1, keepdim=True) + UNIT_EPS)
+
+
 def gradient_through_rsqrt(grad: Tensor, result: Tensor) -> Tensor:
     """The gradient with respect to s, given ``grad``, that with respect to ``result`` = 1 / √s."""
     return -0.5 * grad * result.pow(3)
@@ -69,7 +79,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, squared: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:  # pyrefly: ignore
-        inverse = torch.rsqrt(squared.square().mean(-1, keepdim=True) + eps)
+        inverse = inverse_rms(squared, eps)
         normed = x * inverse
         return normed * scale, normed, inverse
 
@@ -87,7 +97,7 @@ class _RMSNorm(torch.autograd.Function):
             return None, None, None, None
         x, scale, normed, inverse = ctx.saved_tensors  # pyrefly: ignore
         if torch.is_grad_enabled():  # a second derivative, to which what was saved would be constants
-            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + ctx.eps)  # pyrefly: ignore
+            inverse = inverse_rms(x, ctx.eps)  # pyrefly: ignore
             normed = x * inverse
         scale_grad = (grad * normed).sum_to_size(scale.shape) if ctx.needs_input_grad[2] else None  # pyrefly: ignore
         grad = grad * scale
@@ -102,7 +112,7 @@ class _UnitNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x_HnE: Tensor, factor_H11: Tensor | None) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
-        inverse_Hn1 = torch.rsqrt(x_HnE.square().sum(-1, keepdim=True) + UNIT_EPS)
+        inverse_Hn1 = inverse_length(x_HnE)
         return x_HnE * (inverse_Hn1 if factor_H11 is None else inverse_Hn1 * factor_H11), inverse_Hn1
 
     @staticmethod
@@ -117,7 +127,7 @@ class _UnitNorm(torch.autograd.Function):
             return None, None
         x_HnE, factor_H11, inverse_Hn1 = ctx.saved_tensors  # pyrefly: ignore
         if torch.is_grad_enabled():  # as above
-            inverse_Hn1 = torch.rsqrt(x_HnE.square().sum(-1, keepdim=True) + UNIT_EPS)
+            inverse_Hn1 = inverse_length(x_HnE)
         inverse_grad_Hn1 = (grad_HnE * x_HnE).sum(-1, keepdim=True)
         total_Hn1 = inverse_Hn1
         factor_grad_H11 = None
@@ -171,7 +181,7 @@ def unit_norm(x_HnE: Tensor, scale_H: Tensor | None = None) -> Tensor:
     factor_H11 = None if scale_H is None else scale_H.abs()[:, None, None]
     if trains_on_cpu(x_HnE):
         return _UnitNorm.apply(x_HnE, factor_H11)[0]  # pyrefly: ignore
-    total_Hn1 = torch.rsqrt(upcast(x_HnE).square().sum(-1, keepdim=True) + UNIT_EPS)
+    total_Hn1 = inverse_length(x_HnE)
     if factor_H11 is not None:
         total_Hn1 = total_Hn1 * factor_H11
     return x_HnE * total_Hn1.to(x_HnE.dtype)
