@@ -163,11 +163,10 @@ class TrainConfig:
         """The same run with absolute paths and with the environment's settings, since workers have another folder and environment.
         Raises UserError for places that cannot be used.
         """
-        if {"", ".", ".."} & set(self.run.split("/")):
-            raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
         initial = Place.parse(self.initial_weights).text if self.initial_weights else ""
         store = Place.parse(self.data.store).text
         root = Place.parse(self.root).text
+        self._check_name(root)
         folder = f"{root}/{self.run}/"
         corpus = f"{store}/{self.data.corpus}/"
         if folder.startswith(corpus) or corpus.startswith(folder):
@@ -182,9 +181,6 @@ class TrainConfig:
         data = dataclasses.replace(self.data, store=store, cache=cache)
         tracking = self.tracking.located()
         own = tracking.in_own_file and not is_uri(root)
-        name = self.run.split("/")[0]
-        if own and name in (MLFLOW_DATABASE, MLFLOW_ARTIFACTS):
-            raise UserError(f"run is {self.run!r}, and MLflow's own {name} is below --root: choose another --run")
         odd = [character for character in "?#%" if character in root]
         if own and odd:
             raise UserError(
@@ -192,6 +188,22 @@ class TrainConfig:
                 "--root, name a server by --tracking.uri, or add --tracking.backend none"
             )
         return dataclasses.replace(self, root=root, data=data, tracking=tracking, initial_weights=initial)
+
+    def _check_name(self, root: str) -> None:
+        parts = self.run.split("/")
+        if {"", ".", ".."} & set(parts):
+            raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
+        if parts[0] in KEPT_NAMES:
+            raise UserError(
+                f"run is {self.run!r}, and {parts[0]} below --root is for MLflow or for reports: choose another --run"
+            )
+        for count in range(1, len(parts)):
+            above = Place.parse("/".join((root, *parts[:count])))
+            if (above / "config.json").exists():
+                raise UserError(
+                    f"run is {self.run!r}, which would lie in the run {above}, and its checkpoints are deleted in time: choose "
+                    "another --run"
+                )
 
     @property
     def workers(self) -> range:
@@ -217,6 +229,8 @@ class TrainConfig:
 MLFLOW_DATABASE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlartifacts"
 """MLflow's own file and folder below --root, where no server keeps them."""
+KEPT_NAMES = (MLFLOW_DATABASE, MLFLOW_ARTIFACTS, "reports")
+"""Names below --root that no run may have."""
 CHANGEABLE_ON_RESUME = (
     "tracking",
     "run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,14 +182,9 @@ class TestRefusals:
             (("--hang-seconds", "-1"), "hang_seconds is -1.0: it must be at least 0"),
             (("--run", ""), "run is '': it must be the name of a folder below --root"),
             (("--run", "../x"), "run is '../x'"),
-            (
-                ("--run", "mlflow.db", "--tracking.backend", "mlflow"),
-                "run is 'mlflow.db', and MLflow's own mlflow.db is",
-            ),
-            (
-                ("--run", "mlartifacts/one", "--tracking.backend", "mlflow"),
-                "and MLflow's own mlartifacts is below --root",
-            ),
+            (("--run", "mlflow.db"), "run is 'mlflow.db', and mlflow.db below --root is for MLflow or for reports"),
+            (("--run", "mlartifacts/one"), "and mlartifacts below --root is for MLflow or for reports"),
+            (("--run", "reports"), "and reports below --root is for MLflow or for reports: choose another --run"),
             (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
@@ -209,6 +205,14 @@ class TestRefusals:
         """A time in nanoseconds, say."""
         folder = train("--steps", "1", "--seed", "1764074521000000000", name="wide")
         assert (folder / "checkpoints" / "step-00000001").is_dir()
+
+    def test_a_run_in_another_run(self, train: Train, tmp_path: Path) -> None:
+        """It would be deleted with the other's checkpoints."""
+        train("--steps", "1", name="one")
+        for name in ("one/two", "one/checkpoints/step-00000001"):
+            with pytest.raises(UserError, match=r"which would lie in the run .*/runs/one, .*: choose another --run"):
+                train("--steps", "1", name=name)
+        assert os.listdir(tmp_path / "runs/one/checkpoints") == ["step-00000001"]
 
     def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
         """Though the loss, which is of the weights before the step, was one."""
