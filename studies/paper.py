@@ -143,8 +143,10 @@ class PaperConfig:
             raise UserError("--tokens and --set steps=… are given: leave one out")
         if not 0 <= self.flop_rate < math.inf:
             raise UserError(f"--flop-rate is {self.flop_rate}: give FLOP/s, or 0")
-        if self.at_once < 1 or not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"--at-once is {self.at_once}, --seeds {self.seeds}: give 1 or more, and each seed once")
+        if self.at_once < 1:
+            raise UserError(f"--at-once is {self.at_once}: give 1 or more")
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise UserError(f"--seeds are {self.seeds}: give numbers of 0 or more, and each once")
 
     def check_option(self, given: str) -> None:
         """Raises UserError unless ``given`` is an option of a corpus with its value, such as arxiv.subject=math."""
