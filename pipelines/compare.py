@@ -24,7 +24,8 @@ from common.files import digest, parse_json
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import HOME, first_writable, tracked_as
+from pipelines.inference.report_folder import HOME, first_writable
+from pipelines.inference.targets import tracked_as
 from pipelines.reports.comparison import PICTURES, Comparison, compare, comparison_table, seeds_of, write_comparison
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index

@@ -30,11 +30,11 @@ from common.lock import file_lock
 from common.places import Place, remove_temporary
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
+from pipelines.inference.report_folder import PARTIAL, output_for
 from pipelines.inference.targets import (
     EvaluationTarget,
     TargetsConfig,
     load_targets,
-    output_for,
     suffix_of,
     tracking_of,
 )
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from pipelines.training.reading import StateMode
 
 LABELS: dict[Literal["states", "everything"], str] = {"states": "states cleared", "everything": "all State cleared"}
-PARTIAL = ".partial"
-"""Subfolder of the report with the partial results of an unfinished evaluation."""
 
 
 @dataclass(frozen=True)

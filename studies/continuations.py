@@ -25,7 +25,8 @@ from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.targets import mark_of, output_for, run_of, text_mark, tracking_of
+from pipelines.inference.report_folder import output_for
+from pipelines.inference.targets import mark_of, run_of, text_mark, tracking_of
 from pipelines.inference.trained import device, find_model, model_of, open_split, tokenizer_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli

@@ -28,11 +28,11 @@ from common.lock import file_lock
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
+from pipelines.inference.report_folder import output_for
 from pipelines.inference.targets import (
     EvaluationTarget,
     TargetsConfig,
     load_targets,
-    output_for,
     suffix_of,
     tracking_of,
 )
@@ -274,6 +274,7 @@ def main(argv: list[str]) -> None:
         comparison = compare_passes(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
     files = [path for path in report_folder.folder.iterdir() if path.is_file()]
+    files.sort(key=lambda path: path.suffix)  # the losses first: by them a later command knows its report
     report_folder.publish_report(files, OPTIONAL)
     print_comparison(comparison)
     track(config, targets, comparison, report_folder.folder, paths)

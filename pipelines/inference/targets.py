@@ -1,7 +1,7 @@
-"""The targets of an evaluation: checkpoints, each with the split that it reads, and the place of the report.
+"""The targets of an evaluation: checkpoints, each with the split that it reads, and the name of the report.
 
-targets = load_targets(config)                                              # checkpoints and splits are found, and fit each other
-output = output_for(config.output, targets[0].run, "rec" + suffix_of(targets, config), config.split)   # and it can be written there
+targets = load_targets(config)                # checkpoints and splits are found, and fit each other
+name = "rec" + suffix_of(targets, config)     # of the report, whose place `report_folder.output_for` decides
 """
 
 from __future__ import annotations
@@ -26,18 +26,16 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.checkpoints.exported import is_exported
-from pipelines.checkpoints.run_folder import RunFolder, find_run, reports_of, root_of
+from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of
 from pipelines.config.run import TrackingConfig
+from pipelines.inference.report_folder import HOME
 from pipelines.inference.trained import config_of, find_model, open_split, with_windows
-from pipelines.terminal import cli
 
 if TYPE_CHECKING:
     from recur_models import ModelConfig
 
 NO_NAME = r"[^\w\-. :/]"
 """Characters that MLflow refuses in names of params and metrics."""
-HOME = "runs"
-"""Folder of all runs by default, where `make ui` looks; also of reports whose run cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -260,35 +258,6 @@ def run_of(path: str) -> RunFolder | None:
     run, name = find_run(path)
     belongs = not name or (run.checkpoints / name == Place.parse(path) and (run.place / "config.json").exists())
     return run if belongs else None
-
-
-def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Place:
-    """The place of the report: ``asked`` if given, else a folder of this name in `reports` beside the run, or beside the sweep that
-    it is a trial of. The split is appended to the name if it is not test.
-
-    Raises UserError, before anything is scored, where it cannot be written.
-    """
-    name = cli.file_name(name if split == "test" else f"{name}-{split}")
-    beside = [] if run is None else [reports_of(run) / name]
-    places = [Place.parse(asked)] if asked else [*beside, Place.parse(HOME) / "reports" / name]
-    chosen = first_writable(places)
-    if chosen != places[0]:
-        print(f"note: {places[0].parent} cannot be written: the report goes to {chosen}", flush=True)
-    return chosen
-
-
-def first_writable(places: Sequence[Place]) -> Place:
-    """The first of the folders to which a report can be written. Raises UserError if there is none, or if it belongs to a run, a
-    model or a sweep, whose files a report would spoil.
-    """
-    found = next((place for place in places if place.is_writable() and not place.is_file()), None)
-    if found is None:
-        raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
-    name = next((name for name in ("config.json", "sweep.json") if (found / name).exists()), "")
-    if name:
-        what = "of a sweep" if name == "sweep.json" else "of a run or a model"
-        raise UserError(f"{found / name} is {what}, which a report would spoil: name another folder with --output")
-    return found
 
 
 def tracked_as(trained: Mapping[str, Any], asked: TrackingConfig) -> TrackingConfig:

@@ -85,6 +85,7 @@ def test_metrics_table_and_files(
     earlier = tmp_path / "runs" / "reports" / "rec-vs-other" / "errors.png"  # of an evaluation on labels
     earlier.parent.mkdir(parents=True)
     earlier.touch()
+    (earlier.parent / "report.json").touch()
     evaluate.main([*two_runs, *QUIET])
     assert not earlier.exists()
     out = capsys.readouterr().out
@@ -208,7 +209,9 @@ def read_only_run(train: Train, tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place]).returncode:
         pytest.skip("mounting a file system needs root")
     try:
-        shutil.copytree(train("--steps", "5"), place / "runs/run")
+        trained = train("--steps", "5")
+        shutil.copytree(trained, place / "runs/run")
+        shutil.copytree(trained, place / "others/run")
         subprocess.run(["mount", "-o", "remount,ro", place], check=True)
         yield place / "runs/run"
     finally:
@@ -226,8 +229,9 @@ def test_a_run_that_cannot_be_written_to_is_scored_all_the_same(
     monkeypatch.chdir(here)
     evaluate.main([str(read_only_run), *QUIET])
     out = capsys.readouterr().out
-    assert "unigram" in out and "report    runs/reports/run" in out and out.count("cannot be written") == 2
-    assert (here / "runs/reports/run/table.csv").is_file()
+    assert "unigram" in out and "report    runs/reports/run-" in out and out.count("cannot be written") == 2
+    evaluate.main([str(read_only_run.parents[1] / "others/run"), *QUIET])  # another run of this name
+    assert len(list((here / "runs/reports").glob("run-*/table.csv"))) == 2
 
 
 def test_many_names_make_a_folder_that_the_disk_takes(train: Train, tmp_path: Path) -> None:

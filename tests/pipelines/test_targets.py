@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -123,11 +124,35 @@ def test_the_name_of_a_report_says_whose_checkpoint_was_read() -> None:
 
 @pytest.mark.parametrize("command", [evaluate, tokens, continuations, compare])
 def test_no_report_takes_the_place_of_a_run(train: Train, tmp_path: Path, command: ModuleType) -> None:
-    run, sweep = train("--steps", "2"), tmp_path / "runs/sweep/sweep.json"
-    sweep.parent.mkdir()
-    sweep.write_text("{}")
-    before = contents(tmp_path / "runs")
-    for folder, what in ((run, r"config\.json is of a run"), (sweep.parent, r"sweep\.json is of a sweep")):
-        with pytest.raises(UserError, match=rf"{what}.*: name another folder with --output"):
+    run, sweep, own = train("--steps", "2"), tmp_path / "runs/sweep", tmp_path / "runs/own"
+    for file in (sweep / "sweep.json", own / "table.csv", own / "documents.png", own / "metrics.jsonl"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    split = Path(json.loads((run / "config.json").read_bytes())["data"]["store"]) / "text/test"
+    before = contents(tmp_path / "runs"), contents(split)
+    for folder, what in (
+        (run, r"config\.json belongs to a run"),
+        (sweep, r"sweep\.json belongs to a sweep"),
+        (checkpoint, r"checkpoint\.json belongs to a checkpoint"),
+        (split, r"manifest\.json belongs to a split"),
+        (own, r"has files of its own, such as documents\.png"),
+    ):
+        with pytest.raises(UserError, match=rf"{what}.*: name .* folder with --output"):
             command.main([str(run), "--output", str(folder), *QUIET])
-    assert contents(tmp_path / "runs") == before
+    assert (contents(tmp_path / "runs"), contents(split)) == before
+
+
+@pytest.mark.parametrize(("command", "name", "words"), [*COMMANDS, (compare, "", ())])
+def test_a_report_takes_the_place_of_an_earlier_one(
+    train: Train, tmp_path: Path, command: ModuleType, name: str, words: tuple[str, ...]
+) -> None:
+    run, output = train("--steps", "2"), tmp_path / "out"
+    output.mkdir()
+    (output / ".hidden").touch()
+    arguments = [str(run), "--output", str(output), *words, *QUIET]
+    command.main(arguments)
+    written = sorted(contents(output))
+    (output / "of-the-users.txt").touch()
+    command.main(arguments)
+    assert sorted(contents(output)) == sorted([*written, "of-the-users.txt"])
