@@ -278,6 +278,7 @@ def total_time(costs: Sequence[Cost], rate: float, at_once: int, assumed: Assume
 def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None:
     """Print the cost of each training, and the total of those that are not done."""
     costs: dict[object, Cost] = {}
+    labels = plan.rows_of(prepared)
     rows = list[list[str]]()
     left = list[Cost]()
     assumed = A100 if rate or plan.scale == "paper" else rate_of_this_machine(at_once)
@@ -293,9 +294,12 @@ def show_costs(plan: Plan, rate: float, at_once: int, *, prepared: bool) -> None
             left.append(cost)
         sizes = (short(cost.parameters), short(cost.tokens), f"{cost.flops:.2e}", f"{cost.bytes / 2**20:,.0f}")
         mark = "" if rate or cost.timed else " *"
-        rows.append([training.name, *sizes, "done" if is_done else f"{cli.duration(cost.seconds)}{mark}"])
-    headings = ("training", "parameters", "tokens", "FLOPs", "MiB of weights, gradients,\nmoments and State", "time")
-    print_wide(plain_table(headings, rows), 200)
+        config = training.config
+        words = (labels[training.name], f"{config.optim.lr:g}", str(config.seed))
+        rows.append([*words, *sizes, "done" if is_done else f"{cli.duration(cost.seconds)}{mark}"])
+    memory = "MiB of weights, gradients,\nmoments and State"
+    headings = ("row of the table", "rate", "seed", "parameters", "tokens", "FLOPs", memory, "time")
+    print_wide(plain_table(headings, rows), 180)
     if len(plan.seeds) > 1 and len(plan.choice.tried) > 1:
         print(
             f"the other seeds train at the rate that is best with seed {plan.seeds[0]}; until it is known, the table has "

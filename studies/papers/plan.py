@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
+from itertools import compress, product
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
@@ -20,6 +20,7 @@ from common.errors import UserError
 from data_prep.corpora import CODE
 from data_prep.store import SegmentStore
 from pipelines.reports.evaluation_figures import plot_cumulative
+from pipelines.terminal.tables import counted
 from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, run_jobs
 from recur_models.pretrained_config import UNTRAINED
@@ -65,6 +66,22 @@ class Plan:
         chosen = [self.choice.chosen(run) for run in runs] if others else []
         made += [self.study.training(run, seed) for seed in others for run in chosen]
         return list({training.name: training for training in made}.values())
+
+    def rows_of(self, prepared: bool = True) -> dict[str, str]:
+        """The table's rows that each training stands in, for people, by the training's name. Where a row has several trainings, the
+        column follows.
+        """
+        labels: dict[str, list[str]] = {}
+        for row in self.table.rows:
+            runs = self.runs_of(row, prepared)
+            for key, run in runs.items():
+                label = row.label if len(runs) == 1 else f"{row.label}, {key}"
+                for each, seed in product(self.choice.runs(run), self.seeds):
+                    labels.setdefault(self.study.training(each, seed).name, []).append(label)
+        return {
+            name: first if not others else f"{first}, and {counted(len(others), 'more row')}"
+            for name, (first, *others) in labels.items()
+        }
 
     def cells(self) -> Iterator[tuple[Row, Column, Training]]:
         """Row, column and training of each of our results, seed by seed."""

@@ -27,6 +27,8 @@ def test_every_row_builds_and_has_a_cost(
     shown = [row for row in rows if row.endswith((" s", "min"))]
     assert len(shown) == count > 0 and not list(tmp_path.iterdir())
     keys = {column.of for column in PAPERS[name][table].columns} - {""}
+    labels = [row.label for row in PAPERS[name][table].rows if row.runs.get(scale)]
+    assert all(row.startswith(tuple(labels)) for row in shown)
     for row in PAPERS[name][table].rows:
         assert {run.preset for runs in row.runs.values() for run in runs.values()} <= PRESETS.keys(), row.label
         assert not keys or set(row.runs.get(scale, {})) <= keys, row.label
