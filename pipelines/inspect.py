@@ -42,7 +42,7 @@ class InspectConfig:
     block: tuple[int, ...] = (512, 128)
     """Blocks at whose boundaries documents may begin; each is shown."""
     documents: int = 3
-    """Document starts that the sample shows; 0 for none."""
+    """Documents that the sample shows, each once; 0 for none."""
     sample_tokens: int = 60
     """Tokens of a document's text in the sample."""
     png: Path | None = None
@@ -118,18 +118,27 @@ def describe(console: Console, store: SegmentStore) -> None:
 
 
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
-    """Where documents begin on the first lane, and how the one before each ends."""
+    """Where documents begin on the first lane, and how the one before each ends. No document is shown twice."""
     block = config.block[0] if config.block else config.segment_length
+    most = min(config.documents, int(np.count_nonzero(store.lengths)))
     console.print(f"\nthe first lane, in blocks of {block:,} tokens")
-    starts = left_out = 0
+    shown: set[int] = set()
+    middle = again = 0
+    is_again = False
     for run in passages(store, config.lanes, config.segment_length, block, config.sample_tokens):
+        if run.offset == 0:
+            is_again = run.document in shown
+        if is_again:  # in a later epoch
+            again += 1
+            continue
         if run.offset and run.offset + run.tokens < run.of:
-            left_out += 1
-            continue  # the middle of a document
-        if left_out:
-            console.print(f"… {counted(left_out, 'segment')} of the same document")
-        left_out = 0
-        starts += run.offset == 0
+            middle += 1
+            continue
+        if middle:
+            console.print(f"… {counted(middle, 'segment')} of the same document")
+        if again:
+            console.print(f"… {counted(again, 'passage')} of documents shown above")
+        middle = again = 0
         title = printable(run.title).replace("\n", " ")[:80]
         mark, verb = ("▶", "begins") if run.offset == 0 else ("…", "ends")
         console.print(
@@ -137,7 +146,8 @@ def show_sample(console: Console, store: SegmentStore, config: InspectConfig) ->
             f"({run.tokens:,} of its {run.of:,} tokens here)"
         )
         console.print("\n".join("    " + line for line in printable(run.text).split("\n")))
-        if starts >= config.documents:
+        shown.add(run.document)
+        if len(shown) == most:
             return
 
 

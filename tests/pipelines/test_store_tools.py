@@ -198,6 +198,16 @@ def test_inspect_shows_as_many_documents_as_it_is_asked_for(
     assert [text in out for text in shown] == [documents > 0] * 3
 
 
+def test_inspect_shows_each_document_of_a_small_split_once(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect.main([str(store / "text" / "train"), *INSPECTED, "--documents", "20"])
+    out = capsys.readouterr().out
+    begun = re.findall(r"document (\d+), '.*', begins ", out)
+    assert sorted(begun) == [str(number) for number in range(6)]
+    ended = re.findall(r"document (\d+), '.*', ends ", out)
+    assert len(ended) == len(set(ended))
+    assert re.search(r"^… [\d,]+ passages? of documents shown above$", out, re.MULTILINE)
+
+
 def test_inspect_draws_the_lengths_beside_the_store_or_where_it_is_told(store: Path, tmp_path: Path) -> None:
     inspect.main([str(store / "text" / "train"), *INSPECTED])
     picture = matplotlib.image.imread(tmp_path / "store-text-train-lengths.png")
