@@ -46,7 +46,8 @@ class InspectConfig:
     sample_tokens: int = 60
     """Tokens of a document's text in the sample."""
     png: Path | None = None
-    """The histogram's file; by default beside the store, or in the working directory where the store is remote or read-only."""
+    """The histogram's file, which ends in .png; by default beside the store, or in the working directory where the store is remote
+    or read-only."""
 
     def __post_init__(self) -> None:
         check_options(self, lanes=1, segment_length=1, sample_tokens=1, documents=0)
@@ -56,12 +57,17 @@ class InspectConfig:
                     f"a block of {block} tokens does not divide segments of {self.segment_length}: give another --block or "
                     "--segment-length"
                 )
+        if self.png is not None and self.png.suffix.lower() != ".png":
+            raise UserError(f"--png is {self.png}: it must end in .png")
 
 
 def main(argv: list[str]) -> None:
     """Print what a prepared split holds."""
     config = cli.parse(InspectConfig, argv, __doc__)
     store = SegmentStore.open(config.split)
+    path = config.png or default_png(store)
+    if not Place.parse(path).is_writable():
+        raise UserError(f"{cli.shown(path)} cannot be written: name a file for the histogram with --png")
     console = lines()
     describe(console, store)
     console.print(
@@ -77,9 +83,6 @@ def main(argv: list[str]) -> None:
     console.print(plain_table(("documents begin", "fill", "padding"), rows))
     if config.documents:
         show_sample(console, store, config)
-    path = config.png or default_png(store)
-    if not Place.parse(path).is_writable():
-        raise UserError(f"{cli.shown(path)} cannot be written: name a file for the histogram with --png")
     plot_lengths(store, path)
     console.print(f"\nlengths of the documents: {cli.shown(path)}")
 

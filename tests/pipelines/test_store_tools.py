@@ -217,6 +217,16 @@ def test_inspect_draws_the_lengths_beside_the_store_or_where_it_is_told(store: P
     assert (tmp_path / "a" / "b.png").exists()
 
 
+def test_inspect_prints_no_report_where_its_picture_cannot_be_written(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").write_text("a file")
+    capsys.readouterr()
+    with pytest.raises(UserError, match=r"a/b\.png cannot be written: name a file for the histogram with --png"):
+        inspect.main([str(store / "text" / "test"), "--png", str(tmp_path / "a" / "b.png")])
+    assert capsys.readouterr().out == ""
+
+
 def test_inspect_refuses_a_store_of_several_splits(store: Path) -> None:
     with pytest.raises(StoreError, match=r"text is not a split but contains splits: name one, such as .*text/test"):
         inspect.main([str(store / "text")])
@@ -323,6 +333,8 @@ def test_each_of_two_tokenizers_of_one_name_has_its_metrics(text_folder: Path, t
         (inspect.main, ["nowhere", "--block", "100"], "a block of 100 tokens does not divide segments of 4096"),
         (inspect.main, ["nowhere", "--lanes", "0"], "--lanes is 0: it must be at least 1"),
         (inspect.main, ["nowhere", "--documents", "-1"], "--documents is -1: it must be at least 0"),
+        (inspect.main, ["nowhere", "--png", "notes.txt"], "--png is notes.txt: it must end in .png"),
+        (inspect.main, ["nowhere", "--png", "lengths"], "--png is lengths: it must end in .png"),
         (verify.main, ["nowhere"], "there is no such folder"),
         (verify.main, ["embedded"], "it holds no prepared split"),
         (vocabulary.main, ["text", "--source", ".", "--root", "a-file"], "the table cannot be written below a-file"),
