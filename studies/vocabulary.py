@@ -23,7 +23,7 @@ from common.files import digest
 from common.places import Place
 from data_prep.corpora import CORPORA
 from data_prep.cutting import CutsByTokens
-from data_prep.documents import Skipped, check_split, sources_of
+from data_prep.documents import Labelled, Skipped, check_split, sources_of
 from data_prep.scanning import SplitScan
 from data_prep.sharding import scan_splits
 from data_prep.sources import sizes_of
@@ -89,6 +89,11 @@ def main(argv: list[str]) -> None:
         noun="corpus",
         names=lambda: described("corpus", CORPORA),
     )
+    corpus = config.corpus
+    if isinstance(corpus, Labelled):
+        raise UserError(
+            f"corpus {config.corpus.name} labels its tokens, and its symbols are its tokens: name a corpus of text"
+        )
     if not Place.parse(config.folder).is_writable():
         raise UserError(f"the table cannot be written below {config.root}: name another --root")
     check_tracking(config.tracking.located(), config.folder.parent)

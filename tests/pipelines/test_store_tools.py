@@ -342,6 +342,11 @@ def test_each_of_two_tokenizers_of_one_name_has_its_metrics(text_folder: Path, t
         (vocabulary.main, ["text", "--source", "."], "holds no file that matches '*.txt'"),
         (vocabulary.main, ["text", "--split", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (vocabulary.main, ["text", "--tokenizers"], "tokenizers is empty"),
+        (
+            vocabulary.main,
+            ["mqar", "--tokenizers", "bytes"],
+            "corpus mqar labels its tokens, and its symbols are its tokens: name a corpus of text",
+        ),
         (vocabulary.main, ["pg19", "--validation-tokens", "9"], "split validation is cut after so many tokens of one"),
         (
             vocabulary.main,
