@@ -280,10 +280,11 @@ def _missing(folder: Place) -> str:
         for given in (wrong.parent, wrong.parent.parent):
             if splits_of(given):
                 return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
-    elif folder.name in SPLITS:
+    else:
         others = ", ".join(splits_of(folder.parent))
         if others:
-            return f"{folder.parent} has no split {folder.name}, only {others}: name one of them, or prepare more documents"
+            remedy = "name one of them" + (", or prepare more documents" if folder.name in SPLITS else "")
+            return f"{folder.parent} has no split {folder.name}, only {others}: {remedy}"
     own = (TOKENIZER_FOLDER, wrong.name)  # which may be an empty folder
     beside = [file for file in wrong.parent.list() if file.is_dir and file.name not in own]
     near = difflib.get_close_matches(wrong.name, [file.name for file in beside], n=1)

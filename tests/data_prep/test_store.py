@@ -146,11 +146,14 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
         SegmentStore.open(tmp_path / "nowhere", "text", "train")
     with pytest.raises(StoreError, match="the store has text: name a corpus of it, or prepare pg19 first"):
         SegmentStore.open(prepared.store, "pg19", "train")
-    (Path(prepared.store) / "text" / "other").mkdir()  # an empty one is not meant by its own name
-    with pytest.raises(StoreError, match=r"no prepared split in .*other: prepare it first"):
-        SegmentStore.open(prepared.store, "text", "other")
-    with pytest.raises(StoreError, match="did you mean 'validation'"):
-        SegmentStore.open(prepared.store, "text", "validatoin")
+    (Path(prepared.store) / "empty").mkdir()  # is not meant by its own name
+    with pytest.raises(StoreError, match=r"no prepared split in .*empty: prepare it first"):
+        SegmentStore.open(Path(prepared.store) / "empty")
+    for name in ("validatoin", "tset", "other", "tokenizer"):
+        with pytest.raises(
+            StoreError, match=f"/text has no split {name}, only train, validation, test: name one of them$"
+        ):
+            SegmentStore.open(prepared.store, "text", name)
     for given in (prepared.folder, prepared.folder / "train"):
         with pytest.raises(
             StoreError, match=r"/text is a corpus, and not the store that it lies in: give --data\.store "
