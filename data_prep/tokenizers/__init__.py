@@ -43,7 +43,7 @@ from data_prep.tokenizers.gpt2 import FILES, GPT2Tokenizer
 from data_prep.tokenizers.hugging_face import HuggingFaceTokenizer
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 from data_prep.tokenizers.symbols import SymbolsTokenizer, encode_labelled
-from data_prep.tokenizers.training import TokenizerTraining, shortfall, train_sentencepiece
+from data_prep.tokenizers.training import MIN_PIECES, TokenizerTraining, shortfall, train_sentencepiece
 
 __all__ = [
     "CHAT_FILE",
@@ -86,8 +86,6 @@ SPECS = (
 
 TOKENIZER_FOLDER = "tokenizer"
 """Name of the folder of a tokenizer's own files, in a corpus of a store and in an exported model's folder."""
-MIN_PIECES = 300
-"""The least pieces of a model to train: 256 bytes, a newline, and some to learn."""
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:

@@ -12,6 +12,9 @@ import sentencepiece
 from data_prep.tokenizers.base import TokenizerError
 from data_prep.tokenizers.sentence_piece import Recipe, SentencePieceTokenizer
 
+MIN_PIECES = 300
+"""The least pieces of a model to train: 256 bytes, a newline, and some to learn."""
+
 
 @dataclass(frozen=True)
 class TokenizerTraining:
@@ -75,7 +78,7 @@ def shortfall(training: TokenizerTraining, trained: SentencePieceTokenizer) -> s
     pieces = trained.vocab_size - 1
     if pieces >= training.pieces:
         return ""
-    return (
-        f"tokenizer {training.spec} has {pieces:,} pieces and not {training.pieces:,}: the train split gives no more; "
-        f"ask for {pieces:,} or fewer, or give a larger corpus"
-    )
+    remedy = "give a larger corpus, or use --tokenizer bytes"
+    if pieces >= MIN_PIECES:
+        remedy = f"ask for {pieces:,} or fewer, or give a larger corpus"
+    return f"tokenizer {training.spec} has {pieces:,} pieces and not {training.pieces:,}: the train split gives no more; {remedy}"

@@ -27,6 +27,7 @@ from data_prep.tokenizers import (
 )
 from data_prep.tokenizers.charsmap import PRINTABLE, kept_before_a_space
 from data_prep.tokenizers.sentence_piece import PIECE_CHARACTERS
+from data_prep.tokenizers.training import MIN_PIECES
 from tests.shared_data import need
 
 SOURCE = Path(lanes.__file__).read_text(encoding="utf-8")
@@ -209,11 +210,21 @@ def test_a_corpus_too_small_for_the_size(kind: str) -> None:
     tokenizer = train_sentencepiece(training, "", SOURCE.split("\n"))
     pieces = tokenizer.vocab_size - 1
     assert pieces < 3000
-    assert shortfall(training, tokenizer).startswith(
-        f"tokenizer {training.spec} has {pieces:,} pieces and not 64,000: "
+    assert shortfall(training, tokenizer) == (
+        f"tokenizer {training.spec} has {pieces:,} pieces and not 64,000: the train split gives no more; ask for {pieces:,} or "
+        "fewer, or give a larger corpus"
     )
     exact = TokenizerTraining("", kind, pieces)
     assert shortfall(exact, train_sentencepiece(exact, "", SOURCE.split("\n"))) == ""
+
+
+def test_a_corpus_too_small_for_any_size() -> None:
+    training = TokenizerTraining(f"sentencepiece:{MIN_PIECES}", "unigram", MIN_PIECES)
+    tokenizer = train_sentencepiece(training, "", ["a b"])
+    assert tokenizer.vocab_size - 1 < MIN_PIECES
+    assert shortfall(training, tokenizer).endswith(
+        "the train split gives no more; give a larger corpus, or use --tokenizer bytes"
+    )
 
 
 def test_too_few_pieces_for_the_characters() -> None:
