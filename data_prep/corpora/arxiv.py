@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from common.checks import check_options
 from common.places import Listed, Place
 from data_prep.corpora.arxiv_paper import NoPaper, folder_of_tex, is_tex, may_be_tex, slice_of, unpack, whole_file
 from data_prep.corpora.encodings import read_utf8, refuse_packed
@@ -69,6 +70,9 @@ class Arxiv:
     """Papers in a category of this subject alone: math, math.AG, hep-th."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A paper that is larger, all its files decompressed, is left out and counted."""
+
+    def __post_init__(self) -> None:
+        check_options(self, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         return {"subject": self.subject}

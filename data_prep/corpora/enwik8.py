@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from common.checks import check_options
 from common.places import Place
 from data_prep.corpora.encodings import refuse_packed
 from data_prep.corpora.files import is_hidden
@@ -42,6 +43,7 @@ class Enwik8:
 
     def __post_init__(self) -> None:
         check_least(self, pieces=1)
+        check_options(self, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         return {"pieces": self.pieces} if self.pieces > 1 else {}

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from common.checks import check_options
 from common.places import Listed, Place
 from data_prep.corpora.encodings import as_utf8, decode
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, is_link, printable
@@ -61,6 +62,9 @@ class GitHub:
     """Larger files are left out: they are data."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A repository with more text is left out, and counted."""
+
+    def __post_init__(self) -> None:
+        check_options(self, max_file_bytes=1, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         return {"endings": sorted(self.endings), "max_file_bytes": self.max_file_bytes}

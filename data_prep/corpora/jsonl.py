@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from common.checks import check_options
 from common.places import Listed
 from data_prep.corpora.encodings import decode_utf8
 from data_prep.corpora.files import shards, splits_named
@@ -74,6 +75,7 @@ class JsonLines:
     """Longer lines are left out, of their threads too, and longer threads; both are counted."""
 
     def __post_init__(self) -> None:
+        check_options(self, max_document_bytes=1)
         if self.id_field and self.thread_field:
             raise CorpusError("a thread's id is its document's: give --id-field or --thread-field, not both")
 

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from common.checks import check_options
 from common.places import Listed, Place
 from data_prep.corpora.encodings import refuse_packed, text_of_cell
 from data_prep.corpora.files import shards, splits_named
@@ -66,6 +67,9 @@ class Parquet:
     """Take the split from the names of the files where they say one, or always from a hash of the id."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """Longer texts are left out, and counted."""
+
+    def __post_init__(self) -> None:
+        check_options(self, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         return {"text_column": self.text_column}

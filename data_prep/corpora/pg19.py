@@ -43,7 +43,7 @@ class Pg19:
     """Tokens of each validation book, from its beginning; 0 for all. For tokenizers that are not trained on the corpus."""
 
     def __post_init__(self) -> None:
-        check_options(self, books=0, validation_tokens=0)
+        check_options(self, books=0, validation_tokens=0, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         fewer = {"books": self.books, "validation_tokens": self.validation_tokens}

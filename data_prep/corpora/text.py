@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from common.checks import check_options
 from data_prep.corpora.encodings import read_utf8
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, split_folders
 from data_prep.corpora.left_out import LeftOut, skipped_of
@@ -39,6 +40,7 @@ class Text:
     """Larger files are left out, and counted."""
 
     def __post_init__(self) -> None:
+        check_options(self, max_document_bytes=1)
         if not PurePosixPath(self.pattern.removeprefix(ANYWHERE)).parts:
             raise CorpusError(
                 f"pattern is {self.pattern!r}, which no file matches: write which file names count as documents, such as *.txt"

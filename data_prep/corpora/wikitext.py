@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from common.checks import check_options
 from common.places import Place
 from data_prep.corpora.encodings import decode_utf8, text_of_cell
 from data_prep.corpora.files import files_in, is_hidden, place_of, split_named
@@ -60,6 +61,9 @@ class WikiText:
     """Which files to read where there are both."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger article is left out, and counted."""
+
+    def __post_init__(self) -> None:
+        check_options(self, max_document_bytes=1)
 
     def options(self) -> dict[str, Any]:
         return {}

@@ -14,6 +14,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.errors import UserError
 from common.places import Place
 from data_prep import documents
 from data_prep.corpora import CORPORA
@@ -193,6 +194,20 @@ def test_a_document_too_large_is_left_out(tmp_path: Path, books: Path) -> None:
     os.truncate(books / "train" / "1001.txt", 1 << 36)
     for corpus in (Text(source=str(tmp_path / "text")), Pg19(source=str(books))):
         assert read_all(corpus)[1] == {"too large": 1}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in CORPORA.values() if "max_document_bytes" in kind.__dataclass_fields__]
+)
+def test_a_limit_below_one_byte_is_refused(kind: Any) -> None:
+    for limit in (-1, 0):
+        with pytest.raises(UserError, match=f"^--max-document-bytes is {limit}: it must be at least 1$"):
+            kind(max_document_bytes=limit)
+
+
+def test_a_limit_on_files_below_one_byte_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^--max-file-bytes is -1: it must be at least 1$"):
+        GitHub(max_file_bytes=-1)
 
 
 def test_text_without_split_folders(tmp_path: Path) -> None:
