@@ -73,7 +73,11 @@ def check_documents(scans: Sequence[SplitScan], each: bool) -> None:
         raise StoreError(f"{what}: leave it out of --splits")
     if len(empty) == len(scans):
         what = f"{corpus.name} holds {_without_text(scans)}"
-        remedy = "ask for documents" if isinstance(corpus, Task) else "give another --source"
+        remedy = "give another --source"
+        if isinstance(corpus, Task):
+            remedy = "ask for documents"
+        elif any("too large" in scan.skipped for scan in scans):
+            remedy = "give a larger --max-document-bytes, or another --source"
         raise StoreError(f"{what}: {remedy}")
 
 

@@ -359,6 +359,15 @@ def test_a_corpus_of_blank_files_is_a_sentence(make_config, text_folder: Path) -
     assert not Path(make_config().store).exists()
 
 
+def test_a_corpus_of_texts_above_the_limit_is_a_sentence(make_config, text_folder: Path) -> None:
+    corpus = Text(source=str(text_folder), max_document_bytes=1)
+    with pytest.raises(
+        StoreError,
+        match=r"\(skipped .*10 too large\): give a larger --max-document-bytes, or another --source$",
+    ):
+        prepare(make_config(corpus=corpus))
+
+
 @pytest.fixture
 def leaking(make_config, text_folder: Path) -> None:
     """A store whose test split holds a text that has moved to train since, where the corpus has no test split any more."""
