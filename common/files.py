@@ -10,6 +10,7 @@ finite([1.0, math.nan])                     # [1.0, None], for JSON
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import sys
@@ -20,6 +21,15 @@ import xxhash
 
 from common.errors import UserError
 from common.places import Place
+
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "UTF-8",
+    codecs.BOM_UTF32_LE: "UTF-32-LE",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "UTF-32-BE",
+    codecs.BOM_UTF16_LE: "UTF-16-LE",
+    codecs.BOM_UTF16_BE: "UTF-16-BE",
+}
+"""The byte-order marks with which a file of text may begin, and the encodings that they stand for."""
 
 
 def digest(value: Any) -> str:
@@ -72,15 +82,26 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def mark_of(data: bytes) -> tuple[int, str]:
+    """The length of the byte-order mark that a file begins with, and the encoding; 0 and UTF-8 where there is none."""
+    for mark, encoding in BYTE_ORDER_MARKS.items():
+        if data.startswith(mark):
+            return len(mark), encoding
+    return 0, "UTF-8"
+
+
 def read_text(file: Path, remedy: str) -> str:
-    """The text of a file, or of the standard input for "-". Raises UserError with this remedy if it is not UTF-8."""
+    """The text of a file, or of the standard input for "-": UTF-8, unless its byte-order mark names another encoding. The mark is
+    not part of the text. Raises UserError with this remedy if the bytes are not of this encoding.
+    """
     from_stdin = file == Path("-")
     data = sys.stdin.buffer.read() if from_stdin else file.read_bytes()
+    size, encoding = mark_of(data)
     try:
-        return data.decode()
+        return data[size:].decode(encoding)
     except UnicodeDecodeError as error:
         name = "the standard input" if from_stdin else file
-        raise UserError(f"{name} is not UTF-8 text (byte {error.start}): {remedy}") from None
+        raise UserError(f"{name} is not {encoding} text (byte {size + error.start}): {remedy}") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -47,7 +47,7 @@ class EmbedConfig:
     documents: tuple[str, ...] = ()
     """Ids of documents of the split; by default all."""
     file: Path | None = None
-    """A text file (UTF-8), instead of a store; - reads the standard input."""
+    """A text file (UTF-8, or as its byte-order mark says), instead of a store; - reads the standard input."""
     store: str = ""
     """Store to read; by default the one that the run was trained on. For a file: where its tokenizer is."""
     corpus: str = ""

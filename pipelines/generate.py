@@ -48,7 +48,7 @@ class GenerateConfig:
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder or URI of a run (its newest checkpoint is taken), of a checkpoint, or one that pipelines.export made."""
     file: Path | None = None
-    """Text file to continue (UTF-8); - reads the standard input."""
+    """Text file to continue (UTF-8, or as its byte-order mark says); - reads the standard input."""
     prompt: str = field(default="", metadata={options.TEXT: True})
     """Text to continue, instead of a file."""
     max_new_tokens: int = 256

@@ -6,28 +6,10 @@ text = decode_utf8(data, "a.jsonl", offset=4096)         # of bytes from the mid
 
 from __future__ import annotations
 
-import codecs
-
+from common.files import mark_of
 from common.places import Place
 from data_prep.documents import CorpusError
 from data_prep.packing import HEAD, packing_of
-
-_MARKS = {
-    codecs.BOM_UTF8: "UTF-8",
-    codecs.BOM_UTF32_LE: "UTF-32-LE",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "UTF-32-BE",
-    codecs.BOM_UTF16_LE: "UTF-16-LE",
-    codecs.BOM_UTF16_BE: "UTF-16-BE",
-}
-"""The byte-order marks with which a file of text may begin, and the encodings that they stand for."""
-
-
-def mark_of(data: bytes) -> tuple[int, str]:
-    """The length of the byte-order mark that a file begins with, and the encoding; 0 and UTF-8 where there is none."""
-    for mark, encoding in _MARKS.items():
-        if data.startswith(mark):
-            return len(mark), encoding
-    return 0, "UTF-8"
 
 
 def as_utf8(data: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -311,15 +312,26 @@ def test_the_store_may_move_but_not_change(
         ("--prompt a --file b", "--file and --prompt are both given"),
         ("--file nowhere.txt", "No such file"),
         ("--file {latin}", "is not UTF-8 text .byte 1."),
+        ("--file {utf16}", "is not UTF-16-LE text .byte 4.: convert it first"),
         ("--prompt caf\udce9", "--prompt is not UTF-8 text .character 3.: convert it first"),
         ("--prompt a", "does not exist: name the folder of a run"),
     ],
 )
 def test_wrong_words_are_refused(options: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"h\xe9!")
-    argv = [str(tmp_path / "run"), *options.format(latin=tmp_path / "latin.txt").split()]
+    (tmp_path / "utf16.txt").write_bytes(codecs.BOM_UTF16_LE + b"a\0\0\xd8")
+    files = {name: tmp_path / f"{name}.txt" for name in ("latin", "utf16")}
+    argv = [str(tmp_path / "run"), *options.format(**files).split()]
     with pytest.raises((ValueError, OSError), match=message):
         generate.main(argv)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_byte_order_mark_is_no_text(encoding: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    marks = {"utf-8": codecs.BOM_UTF8, "utf-16": b""}  # Python's utf-16 writes its own
+    (tmp_path / "story.txt").write_bytes(marks[encoding] + "naïve".encode(encoding))
+    generate.main([str(run), "--file", str(tmp_path / "story.txt"), "--max-new-tokens", "1"])
+    assert f"continuing {len('naïve'.encode())} tokens" in capsys.readouterr().err
 
 
 def test_a_damaged_export_is_refused(run: Path) -> None:
