@@ -5,6 +5,10 @@
 The ids are the file's own, and one more begins a document. The file's settings of truncation, padding and special tokens around
 a text do not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
 
+A vocabulary that has neither an unknown token nor one for each byte must cover the corpus: a text that it does not cover is an
+error, also where the library would drop the characters. Control characters alone are dropped: the tokenizer of SmolLM2, for
+example, has no token for some of them.
+
 Long texts are cut after two letters and before a space that a letter follows (letters.py lists them), if the pipeline consists of
 the parts listed here. These normalizers look at a character and the marks that combine with it. They keep the space, and make no
 blank of the letter before it. These pre-tokenizers always end a word there; no added token lies across; and the model sees one word
@@ -15,11 +19,14 @@ from __future__ import annotations
 
 import base64
 import json
+import unicodedata
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import models
 
 from common.cuts import Cuts
 from common.files import digest
@@ -31,6 +38,8 @@ from data_prep.tokenizers.letters import LETTERS, members, ranges
 from data_prep.tokenizers.special_names import pair_of, without_special_names
 
 PIECE_CHARACTERS = 4096
+NO_TOKEN = "\U0010ffff"
+"""A name that no vocabulary has, since Unicode keeps the character out of texts."""
 
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer"}
 PRE_TOKENIZERS = {"ByteLevel", "BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
@@ -77,6 +86,10 @@ class HuggingFaceTokenizer:
             raise TokenizerError(
                 f"{name} drops merges at random (dropout {spec['model']['dropout']}): set its dropout to null"
             )
+        # BPE without an unknown token drops characters that have none, but raises where the vocabulary lacks the unknown token.
+        self._drops = kind == "BPE" and self._tokenizer.model.unk_token is None
+        if self._drops:
+            self._tokenizer.model.unk_token = NO_TOKEN
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # as ordinary text
@@ -115,16 +128,50 @@ class HuggingFaceTokenizer:
 
     def _ids(self, piece: str) -> np.ndarray:
         try:
-            with encoding_errors(self.name):
-                return np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64)
-        except TokenizerError:
-            word = self._unknown_word(piece)
-            if word is None:
-                raise
+            return self._library_ids(piece)
+        except TokenizerError as error:
+            refusal = error
+        lacking = self._characters_without_token(piece)
+        if self._drops and lacking == set() and any(map(_is_no_text, piece)):
+            return self._without_control_characters(piece)
+        runs = groupby(piece, (lacking or set()).__contains__)
+        uncovered = next(("".join(run) for is_lacking, run in runs if is_lacking), self._unknown_word(piece))
+        if uncovered is None:
+            raise refusal
         raise TokenizerError(
-            f"tokenizer {self.name} has no token for {word[:40]!r}, and none for unknown words: choose another tokenizer, or "
-            "leave the text out"
+            f"tokenizer {self.name} has no token for {uncovered[:40]!r}, and none for unknown text: choose a tokenizer with byte "
+            "fallback or an unknown token, or leave the text out"
         )
+
+    def _library_ids(self, piece: str) -> np.ndarray:
+        with encoding_errors(self.name):
+            return np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64)
+
+    def _without_control_characters(self, piece: str) -> np.ndarray:
+        """The ids of a piece in which only control characters have no token: the library drops them."""
+        self._tokenizer.model.unk_token = None
+        try:
+            return self._library_ids(piece)
+        finally:
+            self._tokenizer.model.unk_token = NO_TOKEN
+
+    def _characters_without_token(self, piece: str) -> set[str] | None:
+        """The characters of a piece that have no token, less those that may be dropped. None where the model's tokens are words, or
+        depend on a character's place in a word.
+        """
+        model = self._tokenizer.model
+        affixes = isinstance(model, models.BPE) and (model.continuing_subword_prefix or model.end_of_word_suffix)
+        if affixes or not isinstance(model, models.BPE | models.Unigram):
+            return None
+        must_stay = [character for character in set(piece) if not (self._drops and _is_no_text(character))]
+        return {character for character in must_stay if not self._encodes(character)}
+
+    def _encodes(self, text: str) -> bool:
+        try:
+            self._library_ids(text)
+        except TokenizerError:
+            return False
+        return True
 
     def _unknown_word(self, piece: str) -> str | None:
         """The first word of a piece that the model itself refuses; None if it takes them all."""
@@ -149,6 +196,11 @@ class HuggingFaceTokenizer:
     def files(self) -> dict[str, bytes]:
         chat = {CHAT_FILE: self.chat.to_json()} if self.chat else {}
         return {"hugging-face.json": self.data, **chat}
+
+
+def _is_no_text(character: str) -> bool:
+    """Whether a character is a control character that breaks no line, or one that Unicode has not assigned."""
+    return unicodedata.category(character) in ("Cc", "Cn") and character not in "\t\n\v\f\r\x85"
 
 
 def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from common.files import seal, unseal
 from data_prep import lanes
@@ -224,9 +225,11 @@ def test_released_model_is_read_as_it_is() -> None:
     assert not is_lossless(tokenizer, [text])  # its own normalization turns a newline into a space
 
 
-def bases_tokenizer() -> RustTokenizer:
-    """Four letters and a pair of them; it drops every other character."""
+def bases_tokenizer(*, leaves_out_others: bool = True) -> RustTokenizer:
+    """Four letters and a pair of them. Its normalizer leaves out every other character, or it has none."""
     tokenizer = RustTokenizer(models.BPE({"A": 0, "C": 1, "G": 2, "T": 3, "GA": 4}, [("G", "A")]))
+    if leaves_out_others:
+        tokenizer.normalizer = normalizers.Replace(Regex("[^ACGT]"), "")  # type: ignore[assignment]
     tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
     return tokenizer
 
@@ -260,40 +263,99 @@ def test_a_document_that_cannot_be_encoded_is_named(make_config, text_folder: Pa
         file.write_text("e2e4 e7e5")
     (text_folder / "train" / "doc3.txt").write_text("e2e4 Nf6 e7e5")
     reason = (
-        r"document 'train/doc3\.txt': tokenizer .*tokenizer\.json has no token for 'Nf6', and none for unknown words: "
+        r"document 'train/doc3\.txt': tokenizer .*tokenizer\.json has no token for 'Nf6', and none for unknown text: "
     )
-    with pytest.raises(CorpusError, match=reason + "choose another tokenizer, or leave the text out$"):
+    remedy = "choose a tokenizer with byte fallback or an unknown token, or leave the text out$"
+    with pytest.raises(CorpusError, match=reason + remedy):
         prepare(make_config(tokenizer=str(path)))
     documents = [Document("train/doc3.txt", "", "e2e4 Nf6 e7e5")]
     with pytest.raises(CorpusError, match=reason):
         study([HuggingFaceTokenizer(path.read_bytes(), str(path))], documents)
 
 
-def test_a_split_is_replaced_only_once_its_documents_can_be_encoded(
+def test_prepare_refuses_text_that_a_byte_pair_encoding_would_drop(
     make_config, text_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(bases_tokenizer(leaves_out_others=False).to_str())
+    for file in text_folder.glob("*/*.txt"):
+        file.write_text("GATTACA" * 1000)
+    made = make_config(tokenizer=str(path))
+    assert prepare(made)["train"].tokenizer.lossless
+    (text_folder / "train" / "doc3.txt").write_text("GATTACA" * 1000 + "NNA")
+    words = r"document 'train/doc3\.txt': tokenizer .*/tokenizer\.json has no token for 'NN', and none for unknown text"
+    with pytest.raises(CorpusError, match=words):
+        prepare(make_config(tokenizer=str(path), store=str(tmp_path / "other")))
+    assert not (tmp_path / "other" / "text" / "train" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "make", [moves_tokenizer, lambda: bases_tokenizer(leaves_out_others=False)], ids=["moves", "bases"]
+)
+def test_a_split_is_replaced_only_once_its_documents_can_be_encoded(
+    make: Callable[[], RustTokenizer], make_config, text_folder: Path, tmp_path: Path
 ) -> None:
     prepare(make_config())
     before = contents(make_config().folder)
     path = tmp_path / "tokenizer.json"
-    path.write_text(moves_tokenizer().to_str())
+    path.write_text(make().to_str())
     with pytest.raises(CorpusError, match="has no token for"):
         prepare(make_config(tokenizer=str(path), overwrite=True))
     assert contents(make_config().folder) == before
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
-def test_a_model_that_refuses_a_word_says_which(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "lacking"), [("wordpiece", "abx"), ("unigram", "x"), ("bpe", "x"), ("dropping bpe", "x")]
+)
+def test_a_model_without_a_token_says_for_what(kind: str, lacking: str) -> None:
     made = {
         "wordpiece": models.WordPiece({"ab": 0, "##c": 1}, unk_token="[UNK]"),  # type: ignore[call-arg]
         "unigram": models.Unigram([("a", -3.0), ("b", -3.0), ("ab", -1.0), ("c", -2.0)]),
         "bpe": models.BPE({"a": 0, "b": 1, "ab": 2, "c": 3}, [("a", "b")], unk_token="[UNK]"),
+        "dropping bpe": models.BPE({"a": 0, "b": 1, "ab": 2, "c": 3}, [("a", "b")]),
     }
     tokenizer = RustTokenizer(made[kind])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     ours = HuggingFaceTokenizer(tokenizer.to_str().encode(), kind)
     assert ours.encode("abc ab").tolist() == tokenizer.encode("abc ab").ids
-    with pytest.raises(TokenizerError, match=f"tokenizer {kind} has no token for 'abx', and none for unknown words"):
+    with pytest.raises(
+        TokenizerError, match=f"tokenizer {kind} has no token for '{lacking}', and none for unknown text"
+    ):
         ours.encode("abc abx ab")
+
+
+def test_a_byte_level_vocabulary_that_lacks_bytes_names_the_text() -> None:
+    """As trained without `initial_alphabet`."""
+    tokenizer = RustTokenizer(models.BPE({"Ġ": 0, "a": 1, "b": 2}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    ours = HuggingFaceTokenizer(tokenizer.to_str().encode())
+    assert ours.decode(ours.encode("ab ba")) == "ab ba"
+    with pytest.raises(TokenizerError, match="has no token for 'éé', and none for unknown text"):
+        ours.encode("ab béé a")
+
+
+@pytest.mark.parametrize("lacking", ["\x13", "\x00", "\U00050000"])
+def test_control_characters_without_a_token_are_dropped(lacking: str) -> None:
+    theirs = bases_tokenizer(leaves_out_others=False)
+    ours = HuggingFaceTokenizer(theirs.to_str().encode())
+    text = f"GA{lacking}TT{lacking}"
+    for _ in range(2):
+        assert ours.encode(text).tolist() == theirs.encode(text).ids == [4, 3, 3]
+        for other, name in (("N", "N"), ("\n", r"\\n")):
+            with pytest.raises(TokenizerError, match=f"has no token for '{name}', and none for unknown text"):
+                ours.encode(f"{text}{other}")
+    assert ours.encode(lacking).tolist() == [] and ours.encode(f"{lacking}GA").tolist() == [4]
+    assert folded(ours) is None
+
+
+def test_byte_fallback_covers_every_text() -> None:
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocabulary = {"a": 256, **{name: byte for byte, name in enumerate(names)}}
+    tokenizer = RustTokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])  # type: ignore[assignment]
+    ours = HuggingFaceTokenizer(tokenizer.to_str().encode())
+    assert ours.encode("aé").tolist() == [256, *"é".encode()] and is_lossless(ours, ["aé漢"])
 
 
 @pytest.mark.parametrize("kind", ["unigram", "merges"])
