@@ -31,7 +31,7 @@ from data_prep.document_table import Documents, read_table
 from data_prep.documents import SPLITS
 from data_prep.manifest import REMEDY, Manifest, MissingSplit, StoreError
 from data_prep.segments import arrow_schema
-from data_prep.tokenizers import TOKENIZER_FOLDER, Tokenizer, load_tokenizer
+from data_prep.tokenizers import TOKENIZER_FOLDER, Tokenizer, kept_fingerprint, load_tokenizer
 
 REMOTE_BYTES = 512 << 20
 """Without a cache, this many bytes of a remote store's tokens are kept in memory; others are read and checked again."""
@@ -123,9 +123,16 @@ class SegmentStore:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer beside the splits. Raises TokenizerError if it is missing or damaged, StoreError if it is another one."""
         tokenizer = load_tokenizer(self.place.parent / TOKENIZER_FOLDER)
-        if tokenizer.fingerprint != self.manifest.tokenizer.fingerprint:
-            raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
+        self._check_made_with(tokenizer.fingerprint)
         return tokenizer
+
+    def check_tokenizer(self) -> None:
+        """Check that the tokenizer beside the splits is there, without loading it. Raises as `tokenizer` does."""
+        self._check_made_with(kept_fingerprint(self.place.parent / TOKENIZER_FOLDER))
+
+    def _check_made_with(self, fingerprint: str) -> None:
+        if fingerprint != self.manifest.tokenizer.fingerprint:
+            raise StoreError(f"{self.folder} was made with another tokenizer than the one beside it: {REMEDY}")
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         """Tokens `start` to `stop` (not included) of a document: a read-only view, uint16 or uint32.

@@ -66,6 +66,7 @@ __all__ = [
     "folded",
     "is_lossless",
     "keep_tokenizer",
+    "kept_fingerprint",
     "load_tokenizer",
     "save_tokenizer",
     "shortfall",
@@ -86,6 +87,7 @@ SPECS = (
 
 TOKENIZER_FOLDER = "tokenizer"
 """Name of the folder of a tokenizer's own files, in a corpus of a store and in an exported model's folder."""
+RESTORE = "run the same prepare command again, which restores it"
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: str | Path | Place) -> None:
@@ -138,6 +140,27 @@ def about_chat(tokenizer: Tokenizer, spec: str) -> list[str]:
         f"warning: the chat template in {folder} is left out, because it needs a tokenizer.json: give the folder one, or save it "
         "anew with transformers"
     ]
+
+
+def kept_fingerprint(folder: Place) -> str:
+    """The fingerprint of the tokenizer that a store keeps; of its files only `tokenizer.json` is read.
+
+    Raises TokenizerError where a file is missing, or `tokenizer.json` is damaged.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        details = unseal(path.read_bytes())
+        needed = details["files"]
+        fingerprint = details["fingerprint"]
+    except FileNotFoundError:
+        raise TokenizerError(f"{path} is missing: {RESTORE}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise TokenizerError(f"{path} is damaged ({error}): {RESTORE}") from None
+    found = {file.name for file in folder.list()}
+    for name in needed:
+        if name not in found:
+            raise TokenizerError(f"{folder / name} is missing: {RESTORE}")
+    return fingerprint
 
 
 def load_tokenizer(folder: str | Path | Place) -> Tokenizer:

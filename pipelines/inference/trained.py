@@ -251,12 +251,13 @@ def place_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> tuple[s
 
 
 def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = "", override: str = "") -> SegmentStore:
-    """A split of the store and corpus that `place_of` finds. Raises UserError where it is missing or has other tokens than the
-    model. With an ``override``, also where it is not the store of the training (`check_fits`).
+    """A split of the store and corpus that `place_of` finds. Raises UserError where it is missing, has other tokens than the model,
+    or its tokenizer is missing. With an ``override``, also where it is not the store of the training (`check_fits`).
     """
     place, corpus = place_of(checkpoint, store, corpus)
     opened = SegmentStore.open(place, corpus, split, cache=checkpoint.meta["config"]["data"]["cache"])
     check_fits(checkpoint, opened, override)
+    opened.check_tokenizer()
     return opened
 
 

@@ -116,10 +116,11 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
 def open_stores(config: TrainConfig) -> tuple[SegmentStore, SegmentStore | None]:
     """The train split, and the validation split where the run reads it and the corpus has one.
 
-    Raises UserError when a split has no token, or their tokenizers differ.
+    Raises UserError when a split has no token, their tokenizers differ, or the tokenizer is missing.
     """
     data = config.data
     train_store = SegmentStore.open(data.store, data.corpus, "train", cache=data.cache)
+    train_store.check_tokenizer()  # training does not read it, but everything after it does
     validation_store = None
     if config.validate_every:
         with contextlib.suppress(MissingSplit):

@@ -15,7 +15,9 @@ from data_prep import store as stores
 from data_prep.documents import SPLITS
 from data_prep.manifest import Manifest, StoreError
 from data_prep.store import SegmentStore
+from data_prep.tokenizers import BytesTokenizer, TokenizerError, save_tokenizer
 from pipelines.prepare import PrepareConfig, prepare
+from tests.small_corpus import contents, flip
 
 
 @pytest.fixture
@@ -178,6 +180,32 @@ def test_another_tokenizer_beside_the_split(prepared: PrepareConfig, make_config
     shutil.copytree(f"{prepared.store}2/text/tokenizer", prepared.folder / "tokenizer", dirs_exist_ok=True)
     with pytest.raises(StoreError, match="was made with another tokenizer than the one beside it"):
         SegmentStore.open(prepared.store, "text", "train").tokenizer()
+
+
+def test_a_tokenizer_is_checked_without_being_loaded(make_config) -> None:
+    config = make_config(splits=("train",), tokenizer="sentencepiece-bpe:400")
+    prepare(config)
+    store = SegmentStore.open(config.store, "text", "train")
+    folder = config.folder / "tokenizer"
+    whole = contents(folder)
+    store.check_tokenizer()
+    (folder / "tokenizer.model").unlink()
+    with pytest.raises(TokenizerError, match=r"tokenizer\.model is missing: run the same prepare command again, which"):
+        store.check_tokenizer()
+    shutil.rmtree(folder)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing: run the same prepare command again, which"):
+        store.check_tokenizer()
+    prepare(config)  # as the error says
+    store.check_tokenizer()
+    assert contents(folder) == whole
+    save_tokenizer(BytesTokenizer(), folder)
+    with pytest.raises(StoreError, match="was made with another tokenizer than the one beside it"):
+        store.check_tokenizer()
+    flip(folder / "tokenizer.json")
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer\.json is damaged .*: run the same prepare command again, which"
+    ):
+        store.check_tokenizer()
 
 
 def test_opens_by_uri(prepared: PrepareConfig) -> None:

@@ -323,6 +323,14 @@ def test_another_store_needs_the_override(train: Train, make_config: Callable[..
         evaluate.main([run, "--store", different, "--allow-other-store", *QUIET])
 
 
+def test_a_store_without_its_tokenizer_is_refused(train: Train, store: Path, tmp_path: Path) -> None:
+    run = str(train("--steps", "2"))
+    shutil.rmtree(store / "text" / "tokenizer")
+    with pytest.raises(UserError, match=r"text/tokenizer/tokenizer\.json is missing: run the same prepare command"):
+        evaluate.main([run, *QUIET])
+    assert not (tmp_path / "runs" / "reports").exists()
+
+
 def test_another_test_split_beside_the_same_training_text_is_named(
     train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path
 ) -> None:

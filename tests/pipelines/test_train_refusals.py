@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -235,6 +236,15 @@ class TestRefusals:
         manifest.unlink()
         with pytest.raises(ValueError, match="prepare"):
             train()
+
+    def test_a_missing_tokenizer(self, train: Train, store: Path, tmp_path: Path) -> None:
+        shutil.rmtree(store / "text" / "tokenizer")
+        with pytest.raises(
+            UserError,
+            match=r"text/tokenizer/tokenizer\.json is missing: run the same prepare command again, which restores",
+        ):
+            train()
+        assert not (tmp_path / "runs").exists()
 
     @pytest.mark.parametrize("split", ["train", "validation"])
     def test_a_split_without_tokens(self, train: Train, store: Path, split: str) -> None:
