@@ -21,7 +21,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import root_of
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
-from pipelines.config.run import TrainConfig, to_json
+from pipelines.config.run import to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import Trial, named, read_sweep
@@ -57,6 +57,8 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
     sweep = Sweep(config, fields(domains))
     run = sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now what every trial would raise
     check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))
+    store = SegmentStore.open(run.data.store, run.data.corpus, "train")
+    store.check_tokenizer()
     command = shlex.join(["python", "-m", "pipelines.tune", *map(without_credentials, words)])
     with file_lock(sweep.folder, "another process of this sweep"):
         print(
@@ -65,21 +67,14 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             flush=True,
         )
         again = open_or_plan(sweep, domains)  # raises its errors before Ray starts
-        if not again:
-            warn_of_tokenizer(run)
+        complaint = "" if again else other_tokenizer(run.model, store)
+        if complaint:
+            print(f"  warning {complaint}", flush=True)
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
         if not again:
             sweep.write_plan(command)
         return run_trials(SweepRecord(sweep), domains, capacity, command)
-
-
-def warn_of_tokenizer(run: TrainConfig) -> None:
-    """Print a warning if the trials begin with pretrained weights that know other ids than the store has."""
-    store = SegmentStore.open(run.data.store, run.data.corpus, "train")
-    complaint = other_tokenizer(run.model, store)
-    if complaint:
-        print(f"  warning {complaint}", flush=True)
 
 
 def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapacity, command: str) -> Done:

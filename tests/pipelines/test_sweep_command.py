@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,6 +124,14 @@ def test_bad_input_is_one_sentence(command: list[str], sentence: str, store: Pat
     rest = [*TINY[1:], "--data.store", str(store), "--root", str(tmp_path / "runs")]
     with pytest.raises(ValueError, match=sentence):
         tune.main([command[0], *rest, *command[1:]] if command and command[0][0] != "-" else command)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_store_without_its_tokenizer_is_refused_before_ray_starts(store: Path, tmp_path: Path) -> None:
+    shutil.rmtree(store / "text/tokenizer")
+    words = ["optim.lr=1e-3", "--preset", "demo-rec", "--data.corpus", "text", "--data.store", str(store)]
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing: run the same prepare command again"):
+        tune.main([*words, "--root", str(tmp_path / "runs"), "--tracking.backend", "none"])
     assert not (tmp_path / "runs").exists()
 
 
