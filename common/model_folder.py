@@ -15,6 +15,8 @@ from common.files import parse_json, read_text
 
 RELEASED = "give it as it was released"
 """The remedy for a file that is not what transformers saved."""
+FETCHED = "fetch it again, or save the model with save_pretrained, which writes safetensors"
+"""The remedy for a folder without weights."""
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
@@ -31,10 +33,10 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     return ()
 
 
-def weight_files(folder: Path) -> tuple[str, ...]:
+def weight_files(folder: Path, remedy: str = FETCHED) -> tuple[str, ...]:
     """Names of a folder's safetensors files: one alone comes first, as in transformers, which leaves an older index beside it.
 
-    Raises UserError where one is missing, or the index of several is damaged.
+    Raises UserError, with the remedy, where one is missing; also where the index of several is damaged.
     """
     index = folder / "model.safetensors.index.json"
     names: list[Any] = ["model.safetensors"]
@@ -47,9 +49,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
         if name != Path(name).name or not (folder / name).is_file():
             other = next((path.name for path in sorted(folder.glob("*.bin"))), None)
             told = f"; it has {other}, which may run code and is not opened" if other else ""
-            raise UserError(
-                f"{folder} has no {name}{told}: fetch it again, or save the model with save_pretrained, which writes safetensors"
-            )
+            raise UserError(f"{folder} has no {name}{told}: {remedy}")
     return tuple(names)
 
 

@@ -42,6 +42,10 @@ UNRECORDED: Mapping[str, Any] = {
 PREFIX = "model."
 """Prefix of the name of each weight in an exported folder."""
 REMEDY = "export the checkpoint again"
+MADE_BY_EXPORT = ("model.safetensors", "model.safetensors.index.json", "modeling_throughline.py")
+"""Files of an exported folder, by which it is known if its config.json is damaged or gone."""
+MADE_BY_OTHERS = ("checkpoint.json", "optimizer.safetensors", "adapter_config.json")
+"""Files of a checkpoint, damaged or not, or of an adapter: a folder with one of them is no exported folder."""
 
 
 def record_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -55,8 +59,20 @@ def record_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether `pipelines.export` made this local folder, or transformers saved it from such a model."""
-    return model_type(path) == "throughline"
+    """Whether `pipelines.export` made this local folder, or transformers saved it from such a model; `Exported.open` reports damage
+    to it.
+    """
+    kind = model_type(path)
+    return kind == "throughline" or (not kind and _lost_its_config(path))
+
+
+def _lost_its_config(path: str | Path) -> bool:
+    """Whether a folder of this machine without a model_type has the other files of an exported folder."""
+    if not is_local(str(path)):
+        return False
+    folder = Path(Place.parse(path).path)
+    is_other = any((folder / name).exists() for name in MADE_BY_OTHERS)
+    return not is_other and any((folder / name).exists() for name in MADE_BY_EXPORT)
 
 
 def model_type(path: str | Path) -> str:
@@ -92,15 +108,15 @@ class Exported:
 
     @classmethod
     def open(cls, path: str | Path) -> Exported:
-        """Open and check an exported folder. Raises UserError if it is incomplete, or its weights do not fit its model."""
+        """Open and check an exported folder. Raises UserError if it is incomplete, or its weights do not fit its model, and OSError
+        where its config.json may not be read.
+        """
         folder = Path(Place.parse(path).path)
         file = folder / "config.json"
         try:
             config: Any = parse_json(file.read_text("utf-8"))
-        except OSError as error:
-            raise CheckpointError(
-                f"{file} cannot be read ({error.strerror}): name a folder that pipelines.export made"
-            ) from None
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder} has no config.json, which names its model: {REMEDY}") from None
         except ValueError as error:
             raise CheckpointError(f"{file} is damaged ({error}): {REMEDY}") from None
         if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
@@ -115,7 +131,7 @@ class Exported:
             given = recorded.get(name, value) if isinstance(recorded, dict) else recorded
             if type(given) is not type(value):
                 raise CheckpointError(f"{file} has trained.{name}={given!r}: {REMEDY}")
-        exported = cls(folder, config, weight_files(folder))
+        exported = cls(folder, config, weight_files(folder, f"{REMEDY}, or save the model again with save_pretrained"))
         exported._check_weights()
         return exported
 

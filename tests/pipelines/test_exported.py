@@ -254,6 +254,20 @@ def without_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def half_a_config(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text[: len(text) // 2])
+
+
+def half_the_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
 def of_transformers(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama"}')
 
@@ -269,8 +283,11 @@ def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], 
             adapter_alone: r"holds an adapter and no model: merge it first, with PEFT's merge_and_unload\(\)",
             unrecorded: r"does not say which corpus it was trained on: export its run again",
             misrecorded: r"has trained.lanes='all': export the checkpoint again",
-            without_weights: r"has no model.safetensors; it has pytorch_model.bin, .*: fetch it again, or save",
+            without_weights: r"has no model.safetensors; it has pytorch_model.bin, .*: export the checkpoint again, or save",
             of_transformers: r"is a model of transformers' own, 'llama'",
+            without_config: r"has no config.json, which names its model: export the checkpoint again",
+            half_a_config: r"config.json is damaged \(.*\): export the checkpoint again",
+            half_the_weights: r"model.safetensors cannot be read \(.*\): export the checkpoint again",
         }.items()
     ):
         spoiled = Path(shutil.copytree(folder, tmp_path / f"spoiled-{number}"))

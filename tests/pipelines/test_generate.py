@@ -363,7 +363,7 @@ def test_a_damaged_export_is_refused(run: Path) -> None:
         [f"file://{run}/checkpoints/{max(os.listdir(run / 'checkpoints'))}", "--prompt", "a", "--max-new-tokens", "1"]
     )
     (folder / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"config\.json names no model: export the checkpoint again"):
         generate.main([str(folder), "--prompt", "a"])
 
 
