@@ -37,6 +37,7 @@ from common.lock import file_lock
 from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
 from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
+from pipelines.checkpoints.nearby import remedy_near
 from pipelines.config.run import TrainConfig
 
 RECORDS = ("metrics.jsonl", "mlflow_run.json")
@@ -282,17 +283,21 @@ def reports_of(run: RunFolder) -> Place:
 def find_run(text: str | Path) -> tuple[RunFolder, str]:
     """The run at a path or URI, and the checkpoint's name if the path is one's. Raises CheckpointError where there is neither."""
     place = Place.parse(text)
+    named = str(text) or place.path if place.is_local else place
     if not place.is_dir():
         what = "is no folder" if place.exists() else "does not exist"
         near = difflib.get_close_matches(place.name, [file.name for file in place.parent.list() if file.is_dir], n=1)
         remedy = f"did you mean {place.parent / near[0]}?" if near else "name the folder of a run or of a checkpoint"
-        raise CheckpointError(f"{text if place.is_local else place} {what}: {remedy}")
+        raise CheckpointError(f"{named} {what}: {remedy}")
     if (place / "checkpoint.json").exists():
         return RunFolder(place.parent.parent), place.name
     if (place / "sweep.json").exists():
         raise CheckpointError(
             f"{place} is a sweep: name the folder of one of its trials; its best.json says which is the best"
         )
+    if not (place / "checkpoints").is_dir() and not (place / "config.json").exists():
+        remedy = remedy_near(place, "train the run first, or name a checkpoint's folder")
+        raise CheckpointError(f"{named} holds no checkpoint: {remedy}")
     return RunFolder(place), ""
 
 

@@ -182,6 +182,8 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
             return run.open_checkpoint(ranked[0].folder.name)
     found, complaints = run.newest()
     _warn_of(complaints)
+    if found is None and not run.is_local and (run.place / "model.safetensors").exists():
+        raise CheckpointError(f"{run.place} is an exported folder: copy it to this machine, and name the copy")
     if found is None:
         raise CheckpointError(
             f"{str(path) or run.place} holds no checkpoint: train the run first, or name a checkpoint's folder"

@@ -26,6 +26,7 @@ from common.uris import is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import is_exported
+from pipelines.checkpoints.nearby import remedy_near
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, pauses, points_of, read_sweep
@@ -125,7 +126,10 @@ def _config_of(run: RunFolder, saved: Sequence[Checkpoint]) -> dict[str, Any]:
     try:
         config = parse_json(file.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"{run.place} is not the folder of a run or a sweep: it has no config.json of one") from None
+        remedy = remedy_near(run.place, "name a folder that training or tuning wrote")
+        raise UserError(
+            f"{run.place} is not the folder of a run or a sweep, since it has no config.json: {remedy}"
+        ) from None
     except ValueError:  # it is damaged
         pass
     match config:

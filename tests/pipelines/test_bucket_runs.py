@@ -241,6 +241,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
     assert run.newest()[1] == [] and run.newest_step() == 12
     with pytest.raises(CheckpointError, match=r"s3://books/.*/nothing does not exist"):
         find_checkpoint(bucket("runs/nothing"))
+    for other in ("runs", "runs/mine/checkpoints"):
+        with pytest.raises(
+            CheckpointError, match=r"s3://books/.* holds no checkpoint: did you mean s3://.*/runs/mine\?"
+        ):
+            find_checkpoint(bucket(other))
+    for name in ("config.json", "model.safetensors"):
+        Place.parse(bucket(f"exported/{name}")).write_atomically(b"{}")
+    with pytest.raises(CheckpointError, match=r"/exported is an exported folder: copy it to this machine"):
+        find_checkpoint(bucket("exported"))
 
 
 def test_what_was_not_uploaded_whole_is_no_checkpoint(

@@ -415,7 +415,7 @@ def test_runs_of_two_vocabularies_by_the_command(
         (["nowhere"], "nowhere is neither the folder of a run or a sweep nor the id"),
         (["0" * 32], "holds no mlflow.db to look the run"),
         ([], "name at least one run or sweep"),
-        (["."], "is not the folder of a run or a sweep"),
+        (["."], "is not the folder of a run or a sweep, since it has no config.json: name a folder that"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -425,6 +425,12 @@ def test_bad_input_is_one_sentence(
     with pytest.raises(ValueError, match=sentence):
         main([*words, "--tracking.backend", "none"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_above_a_run_names_the_run(train: Callable[..., Path]) -> None:
+    folder = train("--steps", "2")
+    with pytest.raises(ValueError, match=rf"is not the folder of a run .*: did you mean {folder}\?"):
+        main([str(folder.parent), "--tracking.backend", "none"])
 
 
 def test_a_damaged_config_is_read_from_the_checkpoint_and_lost_metrics_are_named(train: Callable[..., Path]) -> None:

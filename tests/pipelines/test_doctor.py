@@ -141,6 +141,18 @@ def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.Captu
             main([str(folder / name)])
     with pytest.raises(ValueError, match="elsewhere/unlike does not exist: name the folder of a run"):
         main([str(folder.parents[1] / "elsewhere" / "unlike")])
+    unfinished = folder / "checkpoints" / "step-00000009"
+    unfinished.mkdir()
+    for inside in (folder / "checkpoints", folder / "logs", unfinished):
+        with pytest.raises(ValueError, match=rf"{inside.name} holds no checkpoint: did you mean {folder}\?"):
+            main([str(inside)])
+    for above in (folder.parent, folder.parents[1]):
+        with pytest.raises(ValueError, match=rf"{above} holds no checkpoint: did you mean {folder}\?"):
+            main([str(above)])
+    copies = [shutil.copytree(folder, folder.with_name(f"copy-{number}")) for number in range(4)]
+    named = ", ".join(map(str, copies[:3]))
+    with pytest.raises(ValueError, match=f"runs holds no checkpoint: name one of its runs: {named}, …$"):
+        main([str(folder.parent)])
     shutil.rmtree(folder / "checkpoints")
     assert main([str(folder)]) == 2
     assert "holds no checkpoint that can be used" in capsys.readouterr().out

@@ -1,0 +1,56 @@
+"""Suggests a run where a command was given a folder above or below one.
+
+remedy_near(Place.parse("runs"), "train the run first")     # "did you mean /home/me/runs/demo-rec?"
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+
+from common.places import Place
+
+MOST = 3
+"""Runs that a suggestion names."""
+LOOKED_AT = 200
+"""Folders that are searched for runs, so that a large folder costs no time."""
+
+
+def remedy_near(place: Place, otherwise: str) -> str:
+    """The end of an error message about a folder that is no run's: the run that it is in, else runs in it, else ``otherwise``."""
+    with contextlib.suppress(OSError):
+        for above in (place.parent, place.parent.parent):
+            if is_run(above):
+                return f"did you mean {above}?"
+        found = list(islice(_runs_below(place), MOST + 1))
+        if len(found) == 1:
+            return f"did you mean {found[0]}?"
+        if found:
+            more = ", …" if len(found) > MOST else ""
+            return f"name one of its runs: {', '.join(map(str, found[:MOST]))}{more}"
+    return otherwise
+
+
+def is_run(place: Place) -> bool:
+    """Whether a folder has what a training makes first: config.json, and a folder of checkpoints."""
+    return (place / "config.json").exists() and (place / "checkpoints").is_dir()
+
+
+def _runs_below(place: Place) -> Iterator[Place]:
+    """The runs in a folder, and those in its folders. One that may not be read is passed over."""
+    folders = list(islice(_folders_in(place), LOOKED_AT))
+    others = []
+    for folder in folders:
+        if is_run(folder):
+            yield folder
+        else:
+            others.append(folder)
+    below = (folder for other in others for folder in _folders_in(other))
+    yield from filter(is_run, islice(below, LOOKED_AT))
+
+
+def _folders_in(place: Place) -> list[Place]:
+    with contextlib.suppress(PermissionError):
+        return [file.place for file in place.list() if file.is_dir and not file.name.startswith(".")]
+    return []
