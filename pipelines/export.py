@@ -39,7 +39,8 @@ class ExportConfig:
     """throughline: any model, State included, with its code beside it. transformers: a gpt2 as GPT2LMHeadModel or a llama as
     LlamaForCausalLM, which attend to the whole context, and a mamba2 as Mamba2ForCausalLM; vLLM and llama.cpp open these too."""
     store: str = ""
-    """Store that the run was trained on, for its tokenizer; by default the path in the run's config."""
+    """Store that the run was trained on, for its tokenizer; by default the path in the run's config, and for an exported folder its
+    own copy of the tokenizer."""
 
 
 def main(argv: list[str]) -> None:

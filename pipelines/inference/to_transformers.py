@@ -117,7 +117,7 @@ def export(checkpoint: Snapshot, output: Path, store: str = "", form: Form = "th
 def check_is_new(output: Path) -> None:
     """Raise UserError if there is something at the folder's place."""
     if os.path.lexists(output):  # or a link that leads nowhere, in whose place no folder can come
-        raise UserError(f"{output} exists already: remove it, or choose another --output")
+        raise UserError(f"{output} exists already: name a new folder with --output")
 
 
 def wrapped_model(checkpoint: Snapshot, tokenizer: Tokenizer, model: RecurrentModel) -> ThroughlineForCausalLM:
@@ -221,8 +221,11 @@ def sample_texts(checkpoint: Snapshot, tokenizer: Tokenizer, store: str) -> list
     """Texts on which the tokenizers are compared: unusual ones, and the beginning of the corpus where the store is still there."""
     unusual = ["", " ".join(tokenizer.symbols)] if isinstance(tokenizer, SymbolsTokenizer) else [*SAMPLES]
     data = checkpoint.meta["config"]["data"]
+    place = store or data["store"]
+    if not place:  # of an exported folder
+        return unusual
     try:
-        split = SegmentStore.open(store or data["store"], data["corpus"], "train")
+        split = SegmentStore.open(place, data["corpus"], "train")
     except StoreError:
         return unusual
     return [*unusual, tokenizer.decode(split.tokens(0, 0, min(CORPUS_TOKENS, int(split.lengths[0]))))]

@@ -279,8 +279,21 @@ def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
 
 
 def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tokenizer:
-    """The run's tokenizer, from the store that it was trained on. ``store``: where that store is now. ``corpus``: another corpus
-    that was prepared with the same tokenizer."""
+    """The run's tokenizer, from the store that it was trained on. An exported folder has a copy, which is read without a ``store``.
+
+    Args:
+        store: where that store is now.
+        corpus: another corpus that was prepared with the same tokenizer.
+    """
+    own = checkpoint.folder / TOKENIZER_FOLDER
+    if isinstance(checkpoint, Exported) and not store and own.is_dir():
+        remedy = "export the checkpoint again, or name the store with --store"
+        try:
+            tokenizer = load_tokenizer(own)
+        except TokenizerError:  # its remedy is that of a store
+            raise TokenizerError(f"the tokenizer in {own} is damaged: {remedy}") from None
+        check_is_of_training(checkpoint, tokenizer, own, remedy)
+        return tokenizer
     place, found = place_of(checkpoint, store, corpus)
     folder = Place.parse(place) / found / TOKENIZER_FOLDER
     if corpus and not folder.parent.is_dir():
@@ -290,9 +303,13 @@ def tokenizer_of(checkpoint: Snapshot, store: str = "", corpus: str = "") -> Tok
             f"{folder} holds no tokenizer: name the store that {checkpoint.folder} was trained on with --store"
         )
     tokenizer = load_tokenizer(folder)
+    check_is_of_training(checkpoint, tokenizer, folder, "name the right store with --store")
+    return tokenizer
+
+
+def check_is_of_training(checkpoint: Snapshot, tokenizer: Tokenizer, folder: Path | Place, remedy: str) -> None:
+    """Raise TokenizerError, with the remedy, unless the tokenizer in a folder is the one that the checkpoint was trained with."""
     if tokenizer.fingerprint != checkpoint.meta["tokenizer"]:
         raise TokenizerError(
-            f"the tokenizer in {folder} is not the one that {checkpoint.folder} was trained with: name the right store with "
-            "--store"
+            f"the tokenizer in {folder} is not the one that {checkpoint.folder} was trained with: {remedy}"
         )
-    return tokenizer

@@ -169,6 +169,24 @@ def test_every_command_of_a_run_takes_its_export(
     assert str(tmp_path) not in written
 
 
+def test_an_export_is_exported_without_its_store(
+    exported: Callable[..., Path], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported()
+    store.rename(tmp_path / "elsewhere")
+    monkeypatch.chdir(folder)
+    again = tmp_path / "again"
+    for output in (".", str(folder)):
+        with pytest.raises(UserError, match="exists already: name a new folder with --output"):
+            export.main([str(folder), "--output", output])
+    export.main([str(folder), "--output", str(again)])
+    different = {name for name, data in contents(again).items() if contents(folder).get(name) != data}
+    assert different == {"config.json", "README.md"}, "they name the run after its folder"
+    (folder / "tokenizer" / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=f"the tokenizer in {folder}/tokenizer is damaged: export the checkpoint again"):
+        export.main([str(folder), "--output", str(tmp_path / "third")])
+
+
 def test_a_run_that_began_with_an_export_resumes_without_it(
     exported: Callable[..., Path], store: Path, tmp_path: Path
 ) -> None:

@@ -269,7 +269,7 @@ def test_export_refuses_and_leaves_nothing_behind(run: Path, tmp_path: Path, mon
     link = tmp_path / "link"
     link.symlink_to("nowhere")
     for taken in (there, link):
-        with pytest.raises(UserError, match="exists already: remove it, or choose another --output"):
+        with pytest.raises(UserError, match="exists already: name a new folder with --output"):
             export.main([str(run), "--output", str(taken)])
     with pytest.raises(UserError, match="cannot be written: choose another --output"):
         export.main([str(run), "--output", str(run / "config.json" / "inside")])
