@@ -6,11 +6,11 @@ presets_with(PRESETS, argv)        # the presets, and `runs/sweep/best.json` whe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError, given_by_user
+from common.errors import UserError
 from common.files import parse_json
 from common.model_folder import check_is_no_adapter
 from common.places import Place
@@ -19,6 +19,9 @@ from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
+
+ALWAYS = ("run", "model", "data", "optim", "schedule", "checkpoint", "tracking", "placement")
+"""What the config of every release's runs has. A field that is missing otherwise came later, and has its default."""
 
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
@@ -35,20 +38,55 @@ def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Map
         return presets
     if not name.partition("?")[0].endswith(".json"):  # a URI's query says where its bucket is
         return {**presets, **begun_with(name)}
-    path = Place.parse(name)
-    if path.name == "config.json":
-        check_is_ours(path.parent.text)
+    config = read_run(Place.parse(name))
+    if any(word.partition("=")[0] == "--run" for word in argv):
+        config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, parent=""))
+    return {**presets, name: config}
+
+
+def read_run(file: Place) -> TrainConfig:
+    """The run in a config.json or a best.json. Raises UserError, which names the file, for one that has no run of this version."""
+    if file.name == "config.json":
+        check_is_ours(file.parent.text)
+        if is_exported(file.parent.text):
+            raise UserError(f"{file} is that of an exported folder: name the folder")
     try:
-        values = parse_json(path.read_bytes())
-        with given_by_user(ValueError):
-            config = in_its_folder(run_from_json(values.get("config", values)), path)
-        if any(word.partition("=")[0] == "--run" for word in argv):
-            config = dataclasses.replace(config, tracking=dataclasses.replace(config.tracking, parent=""))
-        return {**presets, name: config}
-    except UserError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a run's config of this version ({error}): name another file") from None
+        values = parse_json(file.read_bytes())
+        if isinstance(values, dict):
+            values = values.get("config", values)
+        check_is_run(values)
+    except ValueError as error:
+        raise UserError(f"{file} is not a run's config of this version ({error}): name another file") from None
+    try:
+        return in_its_folder(run_from_json(values), file)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def check_is_run(values: Any) -> None:
+    """Raise ValueError unless the values, from JSON, have the parts and the names of fields of a run's config."""
+    if not isinstance(values, dict):
+        raise ValueError("it is no JSON object")
+    known = {field.name: field.default_factory for field in dataclasses.fields(TrainConfig)}
+    check_names(values, known, "")
+    missing = [name for name in ALWAYS if name not in values]
+    if missing:
+        raise ValueError(f"it lacks {missing[0]!r}")
+    for name, part in known.items():
+        is_part = name == "model" or dataclasses.is_dataclass(part)
+        if is_part and not isinstance(values.get(name, {}), dict):
+            raise ValueError(f"its {name!r} is no JSON object")
+        if dataclasses.is_dataclass(part):
+            check_names(values.get(name, {}), {field.name for field in dataclasses.fields(part)}, f"{name}.")
+    if not isinstance(values["model"].get("name"), str):
+        raise ValueError("it lacks 'model.name'")
+
+
+def check_names(values: Collection[str], known: Collection[str], group: str) -> None:
+    """Raise ValueError for a field's name that is not ``known``. ``group``: prefix of the names, as ``data.``."""
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"it has {group + unknown[0]!r}, which no run has")
 
 
 def begun_with(name: str) -> dict[str, TrainConfig]:
@@ -93,9 +131,9 @@ def refuse_path(name: str) -> None:
 
 
 def run_from_json(values: Mapping[str, Any]) -> TrainConfig:
-    """The run that `to_json` wrote, without the credentials that its places had.
+    """The run that `to_json` wrote, without the credentials that its places had. `check_is_run` has passed its values.
 
-    Raises ValueError, KeyError or TypeError where the values are no run of this version.
+    Raises ValueError or TypeError for a value that no run of this version has.
     """
     given = _tuples({**values, "run": str(values["run"])})
     given["model"] = model_from_json(dict(values["model"]))

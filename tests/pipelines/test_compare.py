@@ -458,9 +458,10 @@ def test_a_damaged_config_is_read_from_the_checkpoint_and_lost_metrics_are_named
     shutil.rmtree(folder / "checkpoints")
     with pytest.raises(ValueError, match=r"config\.json is damaged, or not that of a run: repeat the training command"):
         finished_runs.run_of_folder(folder)
-    (folder / "config.json").write_text('{"model_type": "throughline"}')
-    with pytest.raises(ValueError, match="is an exported model, which has no curve: name the folder of its run"):
-        finished_runs.run_of_folder(folder)
+    for kind in ("throughline", "llama"):
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(ValueError, match="is a saved model, which has no curve: name the folder of its run"):
+            finished_runs.run_of_folder(folder)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, tokenizer_from_spec
-from pipelines import embed, evaluate, export, generate
+from pipelines import doctor, embed, evaluate, export, generate
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
 from pipelines.train import main as train_main
@@ -321,6 +321,11 @@ def test_folders_that_cannot_be_used_are_refused(exported: Callable[..., Path], 
     }.items():
         with pytest.raises(UserError, match=message):
             train_main([str(tmp_path / name), "--run", "more"])
+    with pytest.raises(UserError, match=r"exported/config.json is that of an exported folder: name the folder"):
+        train_main([str(folder / "config.json"), "--run", "more"])
+    for saved in (folder, tmp_path / "spoiled-5"):
+        with pytest.raises(UserError, match="is a saved model, which has no checkpoints: name the folder of its run"):
+            doctor.main([str(saved)])
     assert not (tmp_path / "report").exists()
 
 

@@ -41,6 +41,23 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     file.write_text("[" * 100_000)
     with pytest.raises(UserError, match=r"some.json is not a run's config of this version .*nested too deeply"):
         presets_with(PRESETS, [str(file)])
+    good = to_json(PRESETS["small-rec"])
+    for values, problem in (
+        ([], "it is no JSON object"),
+        ({"architectures": ["X"], "vocab_size": 9}, "it has 'architectures', which no run has"),
+        ({name: value for name, value in good.items() if name != "data"}, "it lacks 'data'"),
+        ({**good, "model": {}}, "it lacks 'model.name'"),
+        ({**good, "model": 7}, "its 'model' is no JSON object"),
+        ({**good, "optim": None}, "its 'optim' is no JSON object"),
+        ({**good, "optim": {"lrr": 1}}, "it has 'optim.lrr', which no run has"),
+    ):
+        file.write_text(json.dumps(values))
+        with pytest.raises(UserError) as caught:
+            presets_with(PRESETS, [str(file)])
+        assert str(caught.value) == f"{file} is not a run's config of this version ({problem}): name another file"
+    file.write_text(json.dumps({**good, "steps": "many"}))
+    with pytest.raises(UserError, match=f"{file}: steps is 'many': it must be a whole number"):
+        presets_with(PRESETS, [str(file)])
     with pytest.raises(ValueError, match=r"has no field 'optim.lrr': did you mean 'optim.lr'"):
         with_fields(PRESETS["small-rec"], {"optim.lrr": 1})
     with pytest.raises(ValueError, match=r"tracking.models is 'figures': it must be one of"):
