@@ -29,6 +29,11 @@ REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another place, and repeat the command"),
     errno.EROFS: "choose a place that can be written",
     errno.EACCES: "ask its owner for access, or choose another place",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "a part of the path is a file, so choose another path",
+    errno.EISDIR: "name a file",
+    errno.EEXIST: "move it away, or choose another name",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 REFUSED = re.compile(
     r"ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|EXPIRED_TOKEN|PERMISSION_DENIED"

@@ -291,8 +291,8 @@ class Place:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Raise Python's own error, with its fields, for a file that is missing or may not be read, and for a folder. The file may
-        also go while it is read.
+        """Raise Python's own error, with its fields, for a file that is missing or may not be read, for a folder, and for a file in
+        the place of a folder. The file may also go while it is read.
 
         Raises PlaceError for an object whose name pyarrow lists and cannot open: one with two slashes in a row.
         """
@@ -305,9 +305,9 @@ class Place:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.shown) from None
             if error.errno is None and self.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.shown) from None
-            if isinstance(error, PermissionError):
+            if isinstance(error, PermissionError | NotADirectoryError):
                 number = error.errno or errno.EACCES
-                raise PermissionError(number, os.strerror(number), self.shown) from None
+                raise OSError(number, os.strerror(number), self.shown) from None
             raise
 
     def _kind(self) -> pyarrow.fs.FileType:

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         raise CheckpointError(f"{config.run} is a checkpoint: name the folder of its run")
     found = open_all(run)
     whole = [checkpoint for checkpoint in found.values() if isinstance(checkpoint, Checkpoint)]
-    complaints = [str(error) for error in found.values() if isinstance(error, Exception)]
+    complaints = [sentence(error) for error in found.values() if isinstance(error, Exception)]
     unfinished = [(left.name, "unfinished", *BLANK) for left in run.unfinished()]
     rows = rows_of(found, whole) + unfinished
     if rows:

@@ -33,6 +33,7 @@ from typing import TypeVar
 
 import xxhash
 
+from common.errors import sentence
 from common.lock import file_lock
 from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
@@ -160,7 +161,11 @@ class RunFolder:
                 warned = False
             except OSError as error:
                 if not warned:
-                    print(f"warning: {self.place} cannot be written ({error}): later", file=sys.stderr, flush=True)
+                    print(
+                        f"warning: {self.place} cannot be written ({sentence(error)}): later",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 warned = True
             if last:
                 return
@@ -200,7 +205,7 @@ class RunFolder:
                 else:
                     complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
             except (CheckpointError, PermissionError) as error:
-                complaints.append(str(error))
+                complaints.append(sentence(error))
         return complete, complaints
 
     def beyond(self, step: int) -> dict[str, int]:

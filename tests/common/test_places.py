@@ -149,6 +149,12 @@ def test_a_file_that_may_not_be_read_is_named(reachable: Path) -> None:
         Place.parse(path).read_bytes()
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(NotADirectoryError, match=r"Not a directory: '.*/a\.txt/b'"):
+        Place.parse(tmp_path / "a.txt" / "b").read_bytes()
+
+
 def test_a_file_that_may_not_be_written_is_named_without_its_temporary_name(reachable: Path) -> None:
     reachable.chmod(0o755)
     with ordinary_user(), pytest.raises(PermissionError, match=r"Permission denied: '.*/a\.txt'"):

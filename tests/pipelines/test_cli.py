@@ -182,8 +182,19 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("error", "line"),
     [
         (UserError("steps is 0:\n give more"), "error: steps is 0: give more\n"),
-        (FileNotFoundError(2, "No such file or directory", "x/y"), "error: x/y: No such file or directory\n"),
-        (FileExistsError(17, "File exists", "x/y"), "error: x/y: File exists\n"),
+        (
+            FileNotFoundError(2, "No such file or directory", "x/y"),
+            "error: x/y: No such file or directory: check the path\n",
+        ),
+        (
+            FileExistsError(17, "File exists", "x/y"),
+            "error: x/y: File exists: move it away, or choose another name\n",
+        ),
+        (
+            NotADirectoryError(20, "Not a directory", "x/y"),
+            "error: x/y: Not a directory: a part of the path is a file, so choose another path\n",
+        ),
+        (OSError(36, "File name too long", "x/y"), "error: x/y: File name too long: choose a shorter name\n"),
         (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device\n"),
         (
             OSError(28, "No space left on device", "x/y"),
@@ -196,7 +207,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         (TrackingError("MLflow does not answer"), "error: MLflow does not answer\n"),
         (OSError("AWS Error ACCESS_DENIED during PutObject"), "error: AWS Error ACCESS_DENIED during PutObject\n"),
         (UserError(), "error: UserError\n"),
-        (IsADirectoryError(21, "Is a directory", "x.1.tmp", None, "x"), "error: x: Is a directory\n"),
+        (IsADirectoryError(21, "Is a directory", "x.1.tmp", None, "x"), "error: x: Is a directory: name a file\n"),
         (MemoryError("24 GiB"), "error: not enough memory (24 GiB): ask for fewer or smaller things at once\n"),
     ],
 )

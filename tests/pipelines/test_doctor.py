@@ -129,7 +129,7 @@ def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(
     out = capsys.readouterr().out
     states = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if line.startswith("step-")}
     assert states["step-00000010"] == ["whole", "10"] and states["step-00000005"] == ["not", "readable"]
-    assert "would resume from step 10" in out and "Permission denied" in out
+    assert "would resume from step 10" in out and "Permission denied: ask its owner for access" in out
 
 
 def test_no_run_and_a_run_without_checkpoints(train: Train, capsys: pytest.CaptureFixture[str]) -> None:

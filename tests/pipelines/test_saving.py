@@ -435,7 +435,11 @@ def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(reachable: Path, n
 def test_an_old_checkpoint_that_may_not_be_read_hides_no_other(reachable: Path) -> None:
     run = with_unreadable(reachable / "run", 1, "model.safetensors")
     with ordinary_user():
-        assert [checkpoint.step for checkpoint in RunFolder.parse(run).complete_checkpoints()] == [2]
+        complete, complaints = RunFolder.parse(run).examined()
+    assert [checkpoint.step for checkpoint in complete] == [2]
+    assert len(complaints) == 1 and complaints[0].endswith(
+        "Permission denied: ask its owner for access, or choose another place"
+    )
 
 
 def test_of_equally_good_checkpoints_the_earliest_is_the_best() -> None:
