@@ -50,7 +50,8 @@ class CompareConfig:
     """Folder or URI of all runs; by default that of the first run or sweep, or `runs` if only ids are named or nothing can be
     written there. Ids are looked up in its mlflow.db unless --tracking.uri names a server."""
     output: str = ""
-    """Folder or URI of the table and the curves; by default `reports/compare-<names>` below the root."""
+    """Folder or URI of the table and the curves: a new or empty one, or that of an earlier report. By default
+    `reports/compare-<names>` below the root."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:

@@ -57,8 +57,8 @@ class ContinuationsConfig:
     seed: int = 0
     """Seeds the choice of places."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/continuations-<name>` beside the run, or in `runs` if nothing can be written
-    there. Options that differ from the defaults stand behind the name."""
+    """Folder or URI of the report: a new or empty one, or that of an earlier report. By default `reports/continuations-<name>`
+    beside the run, or in `runs` if nothing can be written there. Options that differ from the defaults stand behind the name."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:

@@ -72,8 +72,9 @@ class TargetsConfig:
     """Precision of the products, whatever that of the training. bfloat16 is faster on a GPU, and on a CPU with Intel's
     amx_bf16 or AMD's avx512_bf16; metrics differ in about the fifth digit."""
     output: str = ""
-    """Folder or URI of the report; by default `reports/<names>` beside the first run, or in `runs` if nothing can be written there.
-    What differs from a run's newest checkpoint on its test split stands behind the names."""
+    """Folder or URI of the report: a new or empty one, or that of an earlier report. By default `reports/<names>` beside the first
+    run, or in `runs` if nothing can be written there. What differs from a run's newest checkpoint on its test split stands behind
+    the names."""
     num_workers: int | None = None
     """Reading workers: the processes of this machine, without Ray, that share the documents; 0 or 1 reads in this process alone. By
     default one for each processor or GPU if there is much to read. In float32 it changes no more than the last bits."""
