@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         return
     if isinstance(tokenizer, SymbolsTokenizer):  # the model predicts labels and continues nothing
         return
-    command = f"{typed('generate')} {shlex.quote(str(config.output))}"
+    command = f"{typed('generate')} {shlex.quote(cli.shown(config.output))}"
     print(f"  continue a text    {command} --prompt Once")
     if chat_of(tokenizer):
         print(

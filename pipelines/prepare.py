@@ -208,7 +208,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
         for split in splits:
             for remark in corpus.remarks(split, scans[split].documents):
                 console.print(f"{split}: {remark}")
-    store = f" --data.store {shlex.quote(without_credentials(config.store))}"
+    store = f" --data.store {shlex.quote(cli.shown(without_credentials(config.store)))}"
     console.print(f"Next: {typed('train')} PRESET --data.corpus {config.corpus.name}{store}")
     console.print(f"Look: {typed('inspect')} {shlex.quote(cli.shown((config.place / splits[0]).recorded))}")
     return manifests

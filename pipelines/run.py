@@ -26,7 +26,7 @@ from common.places import Place
 from common.uris import is_uri
 from data_prep.corpora import check_corpus
 from data_prep.documents import SPLITS, check_split
-from pipelines.config.dotted import words_of
+from pipelines.config.dotted import option_words, words_of
 from pipelines.config.run import flatten, to_json
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
@@ -142,10 +142,10 @@ def _checkpoints(config: PipelineConfig) -> tuple[Place, ...]:
 
 
 def _preparation(config: PipelineConfig) -> Job:
-    source = ("--source", config.source) if config.source else ()
-    tokenizer = ("--tokenizer", config.tokenizer) if config.tokenizer else ()
+    source = option_words("--source", config.source) if config.source else ()
+    tokenizer = option_words("--tokenizer", config.tokenizer) if config.tokenizer else ()
     words = (config.corpus, *source, *tokenizer, "--store", config.store)
-    reads = [Place.parse(path) for path in source[1:]]
+    reads = [Place.parse(config.source)] if config.source else []
     if config.tokenizer and not is_uri(config.tokenizer) and Place.parse(config.tokenizer).exists():
         reads.append(Place.parse(config.tokenizer))
     train, *others = (_manifest(config, split) for split in SPLITS)
@@ -160,13 +160,20 @@ def _training(config: PipelineConfig, preset: str) -> list[Job]:
     reads = tuple(_manifest(config, split) for split in SPLITS[:2])
     checkpoints = (root / run / "checkpoints",)
     if not config.tune:
-        words = (preset, "--run", run, *data, *_options(config.set))
+        words = (preset, *option_words("--run", run), *data, *_options(config.set))
         return [Job(f"train {run}", "train", words, reads, checkpoints)]
     sweep = f"{run}-sweep"
     best = root / sweep / "best.json"
-    words = (config.tune, "--preset", preset, "--run", sweep, *data, *_options(config.set + config.tune_set))
+    words = (
+        config.tune,
+        "--preset",
+        preset,
+        *option_words("--run", sweep),
+        *data,
+        *_options(config.set + config.tune_set),
+    )
     search = Job(f"tune {run}", "tune", words, reads, (best,))
-    words = (best.text, "--run", run, *data, *_own_values(config, preset), *_options(config.set))
+    words = (best.text, *option_words("--run", run), *data, *_own_values(config, preset), *_options(config.set))
     return [search, Job(f"train {run}", "train", words, (*reads, best), checkpoints)]
 
 
@@ -219,7 +226,7 @@ def _options(pairs: tuple[str, ...]) -> list[str]:
     for field, _, value in (pair.partition("=") for pair in pairs):
         group, dot, name = field.rpartition(".")
         flag = {"true": "", "false": "no-"}.get(value.lower())
-        words += [f"--{field}", value] if flag is None else [f"--{group}{dot}{flag}{name}"]
+        words += option_words(f"--{field}", value) if flag is None else [f"--{group}{dot}{flag}{name}"]
     return words
 
 

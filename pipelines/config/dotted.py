@@ -68,5 +68,11 @@ def words_of(field: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         group, dot, name = option.rpartition(".")
         return [f"--{group}{dot}{'' if value else 'no-'}{name}"]
-    values = value if isinstance(value, list) else [value]
-    return [f"--{option}", *map(without_credentials, values)]
+    if isinstance(value, list):
+        return [f"--{option}", *map(without_credentials, value)]
+    return option_words(f"--{option}", without_credentials(value))
+
+
+def option_words(option: str, value: str) -> list[str]:
+    """An option and its value on a command line. They are one word if the value begins with a dash, as an option does."""
+    return [f"{option}={value}"] if value.startswith("-") else [option, value]

@@ -50,7 +50,7 @@ from common.errors import UserError, is_users, listed, nearest, sentence
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
-from pipelines.terminal.options import check_once, check_values, unknown
+from pipelines.terminal.options import check_once, check_values, unknown, without_value
 from pipelines.terminal.output import discard, listing
 
 T = TypeVar("T")
@@ -184,14 +184,16 @@ def parse(
 
     if any(word in ("-h", "--help") for word in argv):
         read(["--help"])
-    with on_parse_error(partial(_refuse, partial(unknown_option, read=read))):
+    with on_parse_error(partial(_refuse, partial(unknown_option, read=read), partial(without_value, argv, read))):
         parsed = read(argv)
     check_values(parsed)
     check_once(parsed, argv)
     return parsed
 
 
-def _refuse(unknown_option: Callable[[Sequence[str]], str], event: ParseErrorEvent) -> None:
+def _refuse(
+    unknown_option: Callable[[Sequence[str]], str], without_value: Callable[[str, object], str], event: ParseErrorEvent
+) -> None:
     """Raise tyro's complaint as a UserError of one sentence, in place of the box that tyro would print before it exits."""
     if isinstance(event, UnrecognizedArgs):
         raise UserError(unknown_option(event.tokens))
@@ -205,8 +207,7 @@ def _refuse(unknown_option: Callable[[Sequence[str]], str], event: ParseErrorEve
         option = event.argument.display_name()
         problem = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}"
     elif isinstance(event, BadValue):
-        wanted = f"Expected {event.argument.lowered.nargs} values"
-        problem = f"Missing value for argument '{event.argument.display_name()}'. {wanted}"
+        raise UserError(without_value(event.argument.display_name(), event.argument.lowered.nargs))
     elif isinstance(event, MissingArgs):
         names = [missing.arg.display_name() for missing in event.missing_arguments]
         problem = f"missing: {', '.join(name if name.startswith('-') else name.upper() for name in names)}"
@@ -270,11 +271,12 @@ def duration(seconds: float) -> str:
 
 
 def shown(path: str | Path) -> str:
-    """A path as a person would type it here: relative where it lies below the working directory."""
+    """A path as a person would type it here: relative where it lies below the working directory, and never like an option."""
     try:
-        return str(Path(path).relative_to(Path.cwd()))
+        text = str(Path(path).relative_to(Path.cwd()))
     except ValueError:
-        return str(path)
+        text = str(path)
+    return f"./{text}" if text.startswith("-") else text
 
 
 def typed_ui(root: str | Path) -> str:

@@ -9,8 +9,10 @@ import io
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,21 @@ def unknown(
         return f"unknown option {written}: {preset} lacks it; {closest}{have}"
     near = nearest_option(written, known)
     return f"unknown option {written}: {f'did you mean {near}?' if near else '--help lists the options'}"
+
+
+def without_value(words: Sequence[str], read: Callable[[Sequence[str]], object], option: str, needed: object) -> str:
+    """The error message for an option that lacks its value, or one of the ``needed`` number of values. ``words``: the command line.
+
+    A value that begins with a dash was taken for another option.
+    """
+    said = f"{option} has no value: give one" if needed == 1 else f"{option} needs {needed} values: give them"
+    after = ""
+    for word, following in pairwise(words):
+        if word.replace("_", "-") == option:
+            after = following
+    if not after.startswith("-") or after.partition("=")[0] in options(read):
+        return f"{said} after the option"
+    return f"{option} has no value: write {option}={shlex.quote(after)} if {after} is meant"
 
 
 def presets_with(option: str, presets: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 import tyro
 
 from common.errors import UserError
+from pipelines.config.dotted import option_words, words_of
 from pipelines.terminal import cli, options
 from pipelines.tracking import TrackingError
 
@@ -107,7 +108,9 @@ def test_positional() -> None:
         ("small --steps 0", "steps is 0: it must be at least 1"),
         ("small --steps 99999999999999999999", "--steps is 99999999999999999999: give less than 9007199254740992"),
         ("small --optim.lr nan", "--optim.lr is nan: give a number"),
-        ("small --steps", "Missing value for argument '--steps'"),
+        ("small --steps", "--steps has no value: give one after the option"),
+        ("small --steps --optim.lr 3", "--steps has no value: give one after the option"),
+        ("small --optim.name -x", "--optim.name has no value: write --optim.name=-x if -x is meant"),
         ("small --optim.name adm", "invalid choice 'adm' for argument '--optim.name'. Expected one of"),
     ],
 )
@@ -138,6 +141,17 @@ class Export:
     """A text."""
     folder: Path = Path("runs")
     """Folder of all runs."""
+
+
+def test_a_value_may_begin_with_a_dash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["a", "--output", "x", "--prompt", "--x y"]
+    with pytest.raises(UserError, match=r"^--prompt has no value: write --prompt='--x y' if --x y is meant$"):
+        cli.parse(Export, words, "Export a run.")
+    for value in ("-x", "-5", "--x y"):
+        for typed in (option_words("--prompt", value), words_of("prompt", value)):
+            assert cli.parse(Export, [*words[:3], *typed], "Export a run.").prompt == value
+    monkeypatch.chdir(tmp_path)
+    assert [cli.shown(tmp_path / name) for name in ("-x", "x")] == ["./-x", "x"]
 
 
 @pytest.mark.parametrize("control", ["\n", "\r", "\t", "\x1b", "\x7f", "\u2028", "\u202e"])

@@ -170,16 +170,22 @@ def test_every_command_of_a_run_takes_its_export(
 
 
 def test_an_export_is_exported_without_its_store(
-    exported: Callable[..., Path], store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: Callable[..., Path],
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = exported()
     store.rename(tmp_path / "elsewhere")
     monkeypatch.chdir(folder)
-    again = tmp_path / "again"
     for output in (".", str(folder)):
         with pytest.raises(UserError, match="exists already: name a new folder with --output"):
             export.main([str(folder), "--output", output])
-    export.main([str(folder), "--output", str(again)])
+    monkeypatch.chdir(tmp_path)
+    export.main([str(folder), "--output=-again"])
+    assert "pipelines.generate ./-again --prompt" in capsys.readouterr().out
+    again = tmp_path / "-again"
     different = {name for name, data in contents(again).items() if contents(folder).get(name) != data}
     assert different == {"config.json", "README.md"}, "they name the run after its folder"
     (folder / "tokenizer" / "tokenizer.json").write_text("{}")

@@ -61,6 +61,15 @@ def test_command_line(make_config, capsys: pytest.CaptureFixture[str]) -> None:
     assert not list(make_config().folder.rglob("*.tmp")) and not list(make_config().folder.rglob("ledger"))
 
 
+def test_the_next_commands_take_a_store_that_begins_with_a_dash(
+    make_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    prepare(make_config(store="-s"))
+    out = capsys.readouterr().out
+    assert "--data.corpus text --data.store ./-s\n" in out and "pipelines.inspect ./-s/text/train\n" in out
+
+
 def test_prepared_twice_is_already_prepared(make_config, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(make_config())
     before = contents(make_config().folder)

@@ -103,6 +103,13 @@ def test_a_flag_is_passed_on_as_train_has_it() -> None:
     assert stages(config)[1].words[-2:] == ("--model.feedback", "--model.no-feedback")
 
 
+def test_a_value_that_begins_with_a_dash_is_passed_on() -> None:
+    config = PipelineConfig("demo-rec", name="-n", source="-s", tokenizer="bytes", set=("tracking.experiment=-x",))
+    prepare, train, evaluate = stages(config.located())
+    assert "--source=-s" in prepare.words and prepare.reads == (Place.parse("-s"),)
+    assert "--run=-n-demo-rec" in train.words and train.words[-1] == evaluate.argv[0] == "--tracking.experiment=-x"
+
+
 def test_reports_of_two_splits_are_two_folders() -> None:
     config = PipelineConfig("demo-rec").located()
     (tested,), (validated,) = (stages(replace(config, split=split))[2].writes for split in ("test", "validation"))
