@@ -13,7 +13,8 @@ stop, and saved.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -254,14 +255,30 @@ def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
 
     trainings = (stage for stage in planned if stage.module == "train")
     for preset, stage in zip(config.presets, trainings, strict=True):
-        run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # searched fields keep the preset's values
+        with _as_given("--set", config.set):
+            run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # searched fields keep the preset's values
         with given_by_user(ValueError):
             run.located().model.check_new()
     for stage in planned:
         if stage.module == "tune":
-            sweep = read_command(stage.words)
+            with _as_given("--tune-set", config.tune_set), _as_given("--set", config.set):
+                sweep = read_command(stage.words)
             with given_by_user(ValueError):
                 combine(sweep.space, sweep.flat)
+
+
+@contextmanager
+def _as_given(option: str, pairs: Sequence[str]) -> Iterator[None]:
+    """Begin an error about an option of a stage with the pair that the option was made of."""
+    try:
+        yield
+    except UserError as error:
+        for pair in pairs:
+            field, _, value = pair.partition("=")
+            named = (f"--{field}", f"--{field.replace('_', '-')}", f"argument {value!r}")
+            if any(name in str(error) for name in named):
+                raise UserError(f"{option} {pair}: {error}") from None
+        raise
 
 
 if __name__ == "__main__":

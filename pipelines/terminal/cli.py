@@ -50,7 +50,7 @@ from common.errors import UserError, is_users, listed, nearest, sentence
 from common.start_up import end
 from pipelines.terminal import home, plugins
 from pipelines.terminal.commands import program, typed
-from pipelines.terminal.options import check_once, check_values, unknown, without_value
+from pipelines.terminal.options import check_once, check_values, not_of_type, unknown, without_value
 from pipelines.terminal.output import discard, listing
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ def _refuse(
     if isinstance(event, InstantiationFailure):
         if event.argument is None:  # a config's own ValueError: a sentence of ours
             raise UserError(event.message)
-        problem = f"{event.argument.display_name()}: {event.message}"
+        raise UserError(not_of_type(event.argument.display_name(), event.message))
     elif isinstance(event, InvalidChoice):
         option = event.argument.display_name()
         problem = f"invalid choice {event.value!r} for argument '{option}'. Expected one of {event.choices}"

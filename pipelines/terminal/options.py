@@ -27,6 +27,11 @@ CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u206
 """Characters that end or reorder a line in which a name or a path is printed."""
 TEXT = "text"
 """The metadata of a field that takes text, which may have several lines: ``field(default="", metadata={TEXT: True})``."""
+NOT_A_NUMBER = {
+    "invalid literal for int() with base 10": "a whole number in digits, such as 1000",
+    "could not convert string to float": "a number, such as 0.5 or 1e-3",
+}
+"""The beginnings of Python's messages for a text that is no number, and what to write instead."""
 URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 """Beginning of a URI that was parsed as a path, which drops a slash."""
 
@@ -73,6 +78,18 @@ def without_value(words: Sequence[str], read: Callable[[Sequence[str]], object],
     if not after.startswith("-") or after.partition("=")[0] in options(read):
         return f"{said} after the option"
     return f"{option} has no value: write {option}={shlex.quote(after)} if {after} is meant"
+
+
+def not_of_type(option: str, message: str) -> str:
+    """The error message for a value that an option cannot take. ``message``: tyro's, with that of Python."""
+    for begin, wanted in NOT_A_NUMBER.items():
+        found = re.search(rf"(?m){re.escape(begin)}: (.*)$", message)
+        if found:
+            return f"{option} is {found[1]}: write {wanted}"
+    several = re.search(r"arguments:? (\[.*?\])", message)
+    if several:
+        return f"{option} is {several[1]}, which it cannot take: --help shows the type of each value"
+    return f"{option}: {message}; --help lists the options"
 
 
 def presets_with(option: str, presets: Mapping[str, Any]) -> list[str]:
@@ -133,7 +150,8 @@ def _check_value(option: str, value: object, is_text: bool) -> None:
         raise UserError(f"{option} is nan: give a number")
     most = SEEDS if "seed" in option else COUNTS
     if isinstance(value, int) and abs(value) >= most:
-        raise UserError(f"{option} is {value}: give less than {most}")
+        bound = f"less than {most}" if value > 0 else f"more than -{most}"
+        raise UserError(f"{option} is {value}: give {bound}")
     if isinstance(value, str | Path) and not is_text:
         control = CONTROLS.search(str(value))
         if control is not None:

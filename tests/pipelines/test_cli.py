@@ -61,6 +61,8 @@ class Evaluate:
     """Folders of runs."""
     tokens: int | None = None
     """Tokens to read."""
+    span: tuple[float, float] = (0.0, 1.0)
+    """Part of each run."""
 
 
 PRESETS = {"small": Train(Big(64)), "paper": Train(Deep(), Optim(lr=1.0), steps=500_000)}
@@ -104,7 +106,9 @@ def test_positional() -> None:
         ),
         ("small --zzzzzzz 3", "unknown option --zzzzzzz: --help lists the options"),
         ("small 3", "unexpected argument '3': options begin with --"),
-        ("small --steps abc", "--steps: invalid literal for int() with base 10: 'abc'; --help lists the options"),
+        ("small --steps abc", "--steps is 'abc': write a whole number in digits, such as 1000"),
+        ("small --steps 1e3", "--steps is '1e3': write a whole number in digits, such as 1000"),
+        ("small --optim.lr x", "--optim.lr is 'x': write a number, such as 0.5 or 1e-3"),
         ("small --steps 0", "steps is 0: it must be at least 1"),
         ("small --steps 99999999999999999999", "--steps is 99999999999999999999: give less than 9007199254740992"),
         ("small --optim.lr nan", "--optim.lr is nan: give a number"),
@@ -119,6 +123,20 @@ def test_wrong_words(words: str, sentence: str, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UserError) as caught:
         train(words)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("a --tokens 1.5", "--tokens is '1.5': write a whole number in digits, such as 1000"),
+        ("a --tokens -9007199254740992", "--tokens is -9007199254740992: give more than -9007199254740992"),
+        ("a --span 1 x", "--span is ['1', 'x'], which it cannot take: --help shows the type of each value"),
+    ],
+)
+def test_a_value_of_another_type(words: str, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        cli.parse(Evaluate, words.split(), "Evaluate runs.")
+    assert str(caught.value) == sentence
 
 
 def test_a_uri_is_taken_for_no_path() -> None:

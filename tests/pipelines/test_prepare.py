@@ -435,7 +435,7 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         ([], "name a corpus first"),
         (["pg20"], "unknown corpus 'pg20': did you mean 'pg19'?"),
         (["text", "--sorce", "x"], "unknown option --sorce: did you mean --source?"),
-        (["text", "--segment-length", "abc"], "--segment-length: invalid literal for int"),
+        (["text", "--segment-length", "abc"], "--segment-length is 'abc': write a whole number in digits"),
         (["text", "--segment-length", "-1"], "--segment-length is -1: it must be at least 0"),
         (["text", "--part-bytes", "0"], "--part-bytes is 0: it must be at least 1"),
         (["text", "--splits", "tran"], "unknown split 'tran': did you mean 'train'?"),

@@ -138,10 +138,19 @@ def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
         (["demo-rec", "--retries", "-1"], "--retries is -1"),
         (["demo-rec", "--set", "steps=5", "--set", "optim.lr=1"], "--set is given twice, and only the last one counts"),
         (["demo-rec", "--set", "root=x"], "--set root=x: the stages agree on that; see --name, --root"),
-        (["demo-rec", "--set", "optim.name=sgd"], "invalid choice 'sgd' for argument '--optim.name'"),
+        (["demo-rec", "--set", "optim.name=sgd"], "--set optim.name=sgd: invalid choice 'sgd' for argument"),
+        (["demo-rec", "--set", "steps=many"], "--set steps=many: --steps is 'many': write a whole number in digits"),
+        (
+            ["demo-rec", "--set", "model.feedback=perhaps"],
+            "--set model.feedback=perhaps: unexpected argument 'perhaps'",
+        ),
+        (
+            ["demo-rec", "--set", "seed=-9223372036854775808"],
+            "--set seed=-9223372036854775808: --seed is -9223372036854775808: give more than -922337203685",
+        ),
         (
             ["demo-rec", "--also", "demo-slide", "--set", "model.statez=4"],
-            "unknown option --model.statez: did you mean",
+            "--set model.statez=4: unknown option --model.statez: did you mean --model.states",
         ),
         (["demo-rec", "--also", "demo-rec"], "--also demo-rec: each preset is trained once"),
         (["demo-rec", "--split", "tset"], "unknown split 'tset': did you mean 'test'"),
@@ -156,7 +165,7 @@ def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
         ),
         (
             ["demo-rec", "--tune", "lr", "--tune-set", "num_sampels=3"],
-            "unknown option --num_sampels: did you mean --num-samples",
+            "--tune-set num_sampels=3: unknown option --num_sampels: did you mean --num-samples",
         ),
     ],
 )
