@@ -160,6 +160,11 @@ def describe(config: TrainConfig, run: TrainInputs, parameters: int) -> str:
             f"  note    the steps read the train split {epochs:,.0f} times, and the model may learn it by heart: give fewer "
             "--steps, or more text"
         )
+    if config.schedule.warmup_steps > config.steps:
+        lines.append(
+            f"  note    the warm-up has {config.schedule.warmup_steps:,} steps, so the learning rate stays below --optim.lr: give "
+            "more --steps, or fewer --schedule.warmup-steps"
+        )
     if (run.train_store.place.parent / TOKENIZER_FOLDER / CHAT_FILE).exists():
         lines.append(
             "  chat    the tokenizer has a chat template, which an export takes over: `generate --chat` prompts with it, and "

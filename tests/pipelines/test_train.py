@@ -63,6 +63,14 @@ def test_the_announcement_says_when_the_steps_read_a_small_train_split_often(
     assert f"  note    the steps read the train split {epochs:,.0f} times" in shown and "fewer --steps" in shown
 
 
+def test_the_announcement_says_when_the_warm_up_outlasts_the_steps(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for warmup, is_said in (("2", False), ("3", True)):
+        train("--steps", "2", "--schedule.warmup-steps", warmup, name=f"warm-{warmup}")
+        assert ("  note    the warm-up has 3 steps, so the learning rate stays" in capsys.readouterr().out) == is_said
+
+
 def test_the_loss_falls(train: Train) -> None:
     losses = values_of(train("--optim.lr", "1e-2", "--steps", "60"), "train/bits_per_token")
     assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:5])
