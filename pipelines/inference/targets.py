@@ -171,6 +171,12 @@ def target_over(target: EvaluationTarget, windows: Mapping[str, int], config: Ta
     model = with_windows(target.model, windows, target.checkpoint.folder, allow)
     if config.clear_at % model.block:
         raise UserError(f"--clear-at is {config.clear_at}, inside a block of {name}: give a multiple of {model.block}")
+    longest = int(target.store.lengths.max())
+    if config.clear_at >= longest > 0:
+        raise UserError(
+            f"--clear-at is {config.clear_at:,}, and the longest document of {target.store.folder} has {longest:,} tokens: "
+            "give less"
+        )
     if config.segment_length % model.block:
         raise UserError(
             f"--segment-length is {config.segment_length}, and {name} has blocks of {model.block}: give a multiple of it"

@@ -413,6 +413,10 @@ def test_bad_input_is_one_sentence(trained: Path, train: Callable[..., Path]) ->
         ([str(trained), "--clear-every", "2", "--clear-at", "8"], "give one of the two"),
         ([str(trained), "--segment-length", "-8"], "--segment-length is -8: it must be at least 0"),
         ([str(trained), "--clear-at", "9"], "--clear-at is 9, inside a block of run: give a multiple of 8"),
+        (
+            [str(trained), "--clear-at", "8000000"],
+            r"--clear-at is 8,000,000, and the longest document of .*: give less",
+        ),
         ([str(trained), "--words", "0"], "--words is 0"),
         ([str(trained), "--documents", "-1"], "--documents is -1: it must be at least 0"),
         ([str(trained), "--document", "99"], "--document is 99"),
