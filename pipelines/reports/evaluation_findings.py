@@ -37,20 +37,26 @@ def remarks(evaluation: Evaluation, unigram: float | None = None) -> list[str]:
     both passes have the same sum, the State has no other part, and one sentence suffices.
     """
     carried, states, everything = evaluation.carried, evaluation.cleared_states, evaluation.cleared_all
-    found = [remark_on(carried, states, unigram)] if states else []
+    at = evaluation.cleared_at
+    found = [remark_on(carried, states, unigram, cleared_at=at)] if states else []
     if everything and not (states and states.nats == everything.nats):
-        found.append(remark_on(carried, everything, unigram, "State"))
+        found.append(remark_on(carried, everything, unigram, "State", at))
     return found
 
 
 def remark_on(
-    carried: Score, cleared: Score, unigram: float | None = None, what: Literal["states", "State"] = "states"
+    carried: Score,
+    cleared: Score,
+    unigram: float | None = None,
+    what: Literal["states", "State"] = "states",
+    cleared_at: str = "",
 ) -> str:
     """A sentence on whether a model's State is worth anything yet.
 
     Args:
         unigram: bits per byte of the unigram reference, if known: a model that is no better has learned too little to judge this.
         what: what was cleared: the recurrent states, or all of the State.
+        cleared_at: where, as `Evaluation` has it.
     """
     part, they, carry, them = CLEARED[what]
     unit = "byte" if carried.errors is None else "label"
@@ -72,10 +78,7 @@ def remark_on(
         something = "something" if share >= NEXT_TO_NOTHING else "next to nothing"
         return f"clearing {part} costs {amount}, so {they} {carry} {something}"
     if not carried.shows_worth:
-        return (
-            f"the worth of {part} cannot be seen: most tokens are in the first segment of their document; try a "
-            "shorter --segment-length"
-        )
+        return f"the worth of {part} cannot be seen: {_too_late(cleared_at)}"
     if found and found.beyond_chance:
         return f"clearing {part} saves {amount}: the model predicts better without {them}"
     margin = f" ± {digits(found.margin * bits)}" if found else ""
@@ -83,6 +86,14 @@ def remark_on(
         f"clearing {part} changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): the model does not use "
         f"{them} yet. Train it for longer; results/state_worth shows such runs"
     )
+
+
+def _too_late(cleared_at: str) -> str:
+    """Why clearing reaches less than half of the tokens, and the option that changes this. ``cleared_at``: as for `remark_on`."""
+    if not cleared_at:
+        return "most tokens are in the first segment of their document; try a shorter --segment-length"
+    option = "--clear-at" if cleared_at.startswith("-cleared-at-") else "--clear-every"
+    return f"most tokens come before the first place where State is cleared; try a smaller {option}"
 
 
 def digits(bits: float) -> str:

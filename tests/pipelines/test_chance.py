@@ -172,9 +172,16 @@ def test_a_few_tokens_say_nothing_of_states() -> None:
     assert said in remark_on(carried, short)
     assert said.replace("costs", "saves").replace("10.0%", "9.1%") in remark_on(short, carried)
     first = replace(short, share_beyond=0.1), replace(carried, share_beyond=0.1)
-    assert "cannot be seen: most tokens are in the first segment" in remark_on(
-        first[1], replace(first[0], nats=carried.nats)
-    )
+    equal = replace(first[0], nats=carried.nats)
+    assert "cannot be seen: most tokens are in the first segment" in remark_on(first[1], equal)
+    late = replace(REC, carried=first[1], cleared_states=equal, cleared_all=None)
+    for place, option in (
+        ("", "shorter --segment-length"),
+        ("at-64", "smaller --clear-at"),
+        ("every-4", "smaller --clear-every"),
+    ):
+        (said,) = remarks(replace(late, cleared_at=place and f"-cleared-{place}"))
+        assert said.endswith(f"; try a {option}")
 
 
 def test_all_of_the_state_has_a_sentence_of_its_own() -> None:
