@@ -12,6 +12,7 @@ stop, and saved.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -255,29 +256,33 @@ def check(config: PipelineConfig, planned: Sequence[Job]) -> None:
 
     trainings = (stage for stage in planned if stage.module == "train")
     for preset, stage in zip(config.presets, trainings, strict=True):
-        with _as_given("--set", config.set):
+        with _as_given(("--set", config.set)):
             run = cli.parse_preset(PRESETS, [preset, *stage.words[1:]], "")  # searched fields keep the preset's values
         with given_by_user(ValueError):
             run.located().model.check_new()
     for stage in planned:
         if stage.module == "tune":
-            with _as_given("--tune-set", config.tune_set), _as_given("--set", config.set):
+            with _as_given(("--tune-set", config.tune_set), ("--set", config.set)):
                 sweep = read_command(stage.words)
             with given_by_user(ValueError):
                 combine(sweep.space, sweep.flat)
 
 
 @contextmanager
-def _as_given(option: str, pairs: Sequence[str]) -> Iterator[None]:
-    """Begin an error about an option of a stage with the pair that the option was made of."""
+def _as_given(*given: tuple[str, Sequence[str]]) -> Iterator[None]:
+    """Begin an error about an option of a stage with the pair that the option was made of. ``given``: --set, or --tune-set, and its
+    pairs; those that come first replace later ones.
+    """
     try:
         yield
     except UserError as error:
-        for pair in pairs:
-            field, _, value = pair.partition("=")
-            named = (f"--{field}", f"--{field.replace('_', '-')}", f"argument {value!r}")
-            if any(name in str(error) for name in named):
-                raise UserError(f"{option} {pair}: {error}") from None
+        about = str(error).partition("did you mean")[0]
+        named = {word.replace("_", "-") for word in re.findall(r"--[\w.-]+", about)}
+        for option, pairs in given:
+            for pair in reversed(pairs):
+                field, _, value = pair.partition("=")
+                if f"--{field.replace('_', '-')}" in named or f"argument {value!r}" in about:
+                    raise UserError(f"{option} {pair}: {error}") from None
         raise
 
 

@@ -139,6 +139,14 @@ def test_a_pipeline_reads_its_tokenizers_file(tmp_path: Path) -> None:
         (["demo-rec", "--set", "steps=5", "--set", "optim.lr=1"], "--set is given twice, and only the last one counts"),
         (["demo-rec", "--set", "root=x"], "--set root=x: the stages agree on that; see --name, --root"),
         (["demo-rec", "--set", "optim.name=sgd"], "--set optim.name=sgd: invalid choice 'sgd' for argument"),
+        (
+            ["demo-rec", "--set", "steps=10", "stepss=1"],
+            "--set stepss=1: unknown option --stepss: did you mean --steps",
+        ),
+        (
+            ["demo-rec", "--set", "steps=5", "--tune", "lr", "--tune-set", "steps=abc"],
+            "--tune-set steps=abc: --steps is 'abc': write a whole number",
+        ),
         (["demo-rec", "--set", "steps=many"], "--set steps=many: --steps is 'many': write a whole number in digits"),
         (
             ["demo-rec", "--set", "model.feedback=perhaps"],
