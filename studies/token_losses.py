@@ -28,12 +28,11 @@ from common.files import digest, parse_json, write_atomically
 from common.places import Place
 from data_prep.arrow_files import arrow_array
 from data_prep.store import SegmentStore
+from pipelines.inference.report_folder import UNFINISHED_LOSSES
 
 if TYPE_CHECKING:  # torch: seconds
     from pipelines.training.reading import Kept, Segment, Shard
 
-WORKING = ".token-losses-"
-"""Prefix of the name of a folder in which a file is made."""
 ROWS = 65_536
 """Rows of a record batch, at most; each batch is of one document."""
 SCHEMA = pa.schema(
@@ -69,7 +68,7 @@ class TokenLosses:
         Args:
             key: JSON values that identify the losses: with another key the file is made anew.
         """
-        folder = path.parent / (WORKING + digest(dict(key)))
+        folder = path.parent / (UNFINISHED_LOSSES + digest(dict(key)))
         nats = folder / "nats"
         tokens = int(store.lengths.sum())
         if not (nats.exists() and nats.stat().st_size == tokens * np.dtype(np.float32).itemsize):

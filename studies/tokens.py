@@ -28,7 +28,7 @@ from common.lock import file_lock
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
-from pipelines.inference.report_folder import output_for
+from pipelines.inference.report_folder import UNFINISHED_LOSSES, output_for
 from pipelines.inference.targets import (
     EvaluationTarget,
     TargetsConfig,
@@ -44,7 +44,7 @@ from pipelines.terminal.tables import table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.token_comparison import COLUMNS, TokenComparison
-from studies.token_losses import WORKING, TokenLosses, token_nats
+from studies.token_losses import TokenLosses, token_nats
 from studies.token_page import OPTIONAL, write_pages
 from studies.words import Words, words_of
 
@@ -224,7 +224,7 @@ def compare_passes(config: TokensConfig, passes: list[Pass], folder: Path) -> To
     shown = int(lengths.argmax()) if config.document < 0 else numbers.index(config.document)
     write = writing_of(store.tokenizer())
     losses = [reading.losses(folder, config.num_workers) for reading in passes]
-    for left in folder.glob(f"{WORKING}*"):  # of passes that were killed
+    for left in folder.glob(f"{UNFINISHED_LOSSES}*"):  # of passes that were killed
         shutil.rmtree(left, ignore_errors=True)
 
     def tokens(document: int) -> Any:
@@ -274,7 +274,7 @@ def main(argv: list[str]) -> None:
         comparison = compare_passes(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
     files = [path for path in report_folder.folder.iterdir() if path.is_file()]
-    files.sort(key=lambda path: path.suffix)  # the losses first: by them a later command knows its report
+    files.sort(key=lambda path: path.name != "tokens.html")  # first, since a later command knows a report by it
     report_folder.publish_report(files, OPTIONAL)
     print_comparison(comparison)
     track(config, targets, comparison, report_folder.folder, paths)

@@ -21,7 +21,9 @@ PARTIAL = ".partial"
 OF_REPORTS = ("report.json", "comparison.csv", "tokens.html", "continuations.md", PARTIAL)
 """Names that mark a folder as a report's. Every command but `tokens` makes one of them first."""
 LOSSES = ".arrow"
-"""Ending of the files of losses, which `tokens` writes before its page."""
+"""Ending of the files of losses, which `tokens` writes before its page. A record stands beside each, with the ending .json."""
+UNFINISHED_LOSSES = ".token-losses-"
+"""Prefix of the name of a folder in which `tokens` makes such a file."""
 OF_OTHERS = {
     "config.json": "a run or a model",
     "sweep.json": "a sweep",
@@ -62,16 +64,18 @@ def first_writable(places: Sequence[Place]) -> Place:
     found = next((place for place in places if place.is_writable() and not place.is_file()), None)
     if found is None:
         raise UserError(f"the report cannot be written to {places[-1]}: name another folder with --output")
-    names = [entry.name for entry in found.list()]
+    names = {entry.name for entry in found.list()}
+    records = {name.removesuffix(LOSSES) + ".json" for name in names if name.endswith(LOSSES)} & names
     for name, what in OF_OTHERS.items():
-        if name in names:
+        if name in names - records:
             raise UserError(
                 f"{found / name} belongs to {what}, which a report would spoil: name another folder with --output"
             )
-    foreign = next((name for name in names if not name.startswith(".")), "")
-    if foreign and not any(name in OF_REPORTS or name.endswith(LOSSES) for name in names):
+    foreign = sorted(name for name in names if not name.startswith("."))
+    is_report = records or any(name in OF_REPORTS or name.startswith(UNFINISHED_LOSSES) for name in names)
+    if foreign and not is_report:
         raise UserError(
-            f"{found} has files of its own, such as {foreign}, and the report could replace some: name a new or empty folder with "
-            "--output"
+            f"{found} has files of its own, such as {foreign[0]}, and the report could replace some: name a new or empty folder "
+            "with --output"
         )
     return found

@@ -125,7 +125,9 @@ def test_the_name_of_a_report_says_whose_checkpoint_was_read() -> None:
 @pytest.mark.parametrize("command", [evaluate, tokens, continuations, compare])
 def test_no_report_takes_the_place_of_a_run(train: Train, tmp_path: Path, command: ModuleType) -> None:
     run, sweep, own = train("--steps", "2"), tmp_path / "runs/sweep", tmp_path / "runs/own"
-    for file in (sweep / "sweep.json", own / "table.csv", own / "documents.png", own / "metrics.jsonl"):
+    embedded = tmp_path / "runs/embedded"
+    own_files = (own / "table.csv", own / "documents.png", own / "metrics.jsonl")
+    for file in (embedded / "part-00000.arrow", sweep / "sweep.json", *own_files):
         file.parent.mkdir(exist_ok=True)
         file.write_text("{}")
     (checkpoint,) = (run / "checkpoints").iterdir()
@@ -137,6 +139,7 @@ def test_no_report_takes_the_place_of_a_run(train: Train, tmp_path: Path, comman
         (checkpoint, r"checkpoint\.json belongs to a checkpoint"),
         (split, r"manifest\.json belongs to a split"),
         (own, r"has files of its own, such as documents\.png"),
+        (embedded, r"has files of its own, such as part-00000\.arrow"),
     ):
         with pytest.raises(UserError, match=rf"{what}.*: name .* folder with --output"):
             command.main([str(run), "--output", str(folder), *QUIET])
@@ -147,7 +150,10 @@ def test_no_report_takes_the_place_of_a_run(train: Train, tmp_path: Path, comman
 def test_a_report_takes_the_place_of_an_earlier_one(
     train: Train, tmp_path: Path, command: ModuleType, name: str, words: tuple[str, ...]
 ) -> None:
-    run, output = train("--steps", "2"), tmp_path / "out"
+    run, output = (
+        train("--steps", "2", name="checkpoint"),
+        tmp_path / "out",
+    )  # whose losses have a checkpoint.json beside them
     output.mkdir()
     (output / ".hidden").touch()
     arguments = [str(run), "--output", str(output), *words, *QUIET]

@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.lock import Locked, file_lock
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
+from pipelines.inference.report_folder import UNFINISHED_LOSSES
 from pipelines.inference.trained import config_of, find_checkpoint
 from pipelines.reports.characters import writing_of
 from pipelines.training import reading
@@ -29,7 +30,7 @@ from pipelines.training.scoring import Scoring
 from studies import token_figures, tokens
 from studies.token_comparison import TokenComparison
 from studies.token_figures import plot_distance
-from studies.token_losses import WORKING, TokenLosses, token_nats
+from studies.token_losses import TokenLosses, token_nats
 from studies.tokens import main
 from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
 from tests.mlflow_server import Server
@@ -353,7 +354,7 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         main([*given, "--output", str(out)])
-    assert [path.name.startswith(WORKING) for path in out.iterdir()] == [True]
+    assert [path.name.startswith(UNFINISHED_LOSSES) for path in out.iterdir()] == [True]
     main([*given, "--output", str(out)])
     assert begun == [0, 5, 0]  # the cleared pass, which resumed, and the carried one
     assert not list(out.glob(".*"))
@@ -397,7 +398,7 @@ def test_what_is_cleared_at_segments_is_so_whatever_the_lanes(
 ) -> None:
     run = train("--steps", "4")
     where = ["--split", "train", "--segment-length", "24", "--tracking.backend", "none"]
-    (tmp_path / "1" / f"{WORKING}left").mkdir(parents=True)
+    (tmp_path / "1" / f"{UNFINISHED_LOSSES}left").mkdir(parents=True)
     for lanes in ("1", "3"):
         main([str(run), *where, "--lanes", lanes, "--output", str(tmp_path / lanes)])
     assert not list((tmp_path / "1").glob(".*"))  # what a killed command had left, and the lock
