@@ -6,8 +6,8 @@ The ids are the file's own, and one more begins a document. The file's settings 
 a text do not apply, and a special token's name in a text is ordinary text: a document is encoded whole and as it is.
 
 A vocabulary that has neither an unknown token nor one for each byte must cover the corpus: a text that it does not cover is an
-error, also where the library would drop the characters. Control characters alone are dropped: the tokenizer of SmolLM2, for
-example, has no token for some of them.
+error, also where the library would drop the characters. Control characters, and those of Unicode's empty planes 4 to 13, are
+dropped: the tokenizer of SmolLM2, for example, has no token for some of them.
 
 Long texts are cut after two letters and before a space that a letter follows (letters.py lists them), if the pipeline consists of
 the parts listed here. These normalizers look at a character and the marks that combine with it. They keep the space, and make no
@@ -131,11 +131,10 @@ class HuggingFaceTokenizer:
             return self._library_ids(piece)
         except TokenizerError as error:
             refusal = error
-        lacking = self._characters_without_token(piece)
-        if self._drops and lacking == set() and any(map(_is_no_text, piece)):
-            return self._without_control_characters(piece)
-        runs = groupby(piece, (lacking or set()).__contains__)
-        uncovered = next(("".join(run) for is_lacking, run in runs if is_lacking), self._unknown_word(piece))
+        text = "".join(character for character in piece if not _is_no_text(character))
+        if self._drops and text != piece and self._encodes(text):
+            return self._with_dropping(piece)
+        uncovered = self._characters_without_token(text) or self._unknown_word(piece)
         if uncovered is None:
             raise refusal
         raise TokenizerError(
@@ -147,24 +146,27 @@ class HuggingFaceTokenizer:
         with encoding_errors(self.name):
             return np.array(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids, np.int64)
 
-    def _without_control_characters(self, piece: str) -> np.ndarray:
-        """The ids of a piece in which only control characters have no token: the library drops them."""
+    def _with_dropping(self, piece: str) -> np.ndarray:
+        """The library's own ids of a piece: it drops characters without a token."""
         self._tokenizer.model.unk_token = None
         try:
             return self._library_ids(piece)
         finally:
             self._tokenizer.model.unk_token = NO_TOKEN
 
-    def _characters_without_token(self, piece: str) -> set[str] | None:
-        """The characters of a piece that have no token, less those that may be dropped. None where the model's tokens are words, or
-        depend on a character's place in a word.
+    def _characters_without_token(self, text: str) -> str:
+        """The first characters of a text that have no token; empty where the model's tokens are words, or depend on a character's
+        place in a word.
         """
         model = self._tokenizer.model
         affixes = isinstance(model, models.BPE) and (model.continuing_subword_prefix or model.end_of_word_suffix)
         if affixes or not isinstance(model, models.BPE | models.Unigram):
-            return None
-        must_stay = [character for character in set(piece) if not (self._drops and _is_no_text(character))]
-        return {character for character in must_stay if not self._encodes(character)}
+            return ""
+        normalizer = self._tokenizer.normalizer
+        normalized = normalizer.normalize_str(text) if normalizer else text
+        lacking = {character for character in set(normalized) if not self._encodes(character)}
+        runs = groupby(normalized, lacking.__contains__)
+        return next(("".join(run) for is_lacking, run in runs if is_lacking), "")
 
     def _encodes(self, text: str) -> bool:
         try:
@@ -199,8 +201,9 @@ class HuggingFaceTokenizer:
 
 
 def _is_no_text(character: str) -> bool:
-    """Whether a character is a control character that breaks no line, or one that Unicode has not assigned."""
-    return unicodedata.category(character) in ("Cc", "Cn") and character not in "\t\n\v\f\r\x85"
+    """Whether a character is a control character that breaks no line, or in a plane that Unicode has assigned nothing in."""
+    is_control = unicodedata.category(character) == "Cc" and character not in "\t\n\v\f\r\x85"
+    return is_control or 0x40000 <= ord(character) < 0xE0000
 
 
 def _as_gpt2(spec: dict[str, Any], name: str, check: bool) -> GPT2Tokenizer | None:

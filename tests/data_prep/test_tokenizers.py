@@ -130,7 +130,7 @@ def test_token_dtype() -> None:
 
 
 def test_damaged(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing: prepare the corpus again"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing: run the same prepare command again"):
         load_tokenizer(tmp_path)
     save_tokenizer(sentencepiece("unigram"), tmp_path)
     details = unseal((tmp_path / "tokenizer.json").read_bytes())
@@ -347,6 +347,16 @@ def test_control_characters_without_a_token_are_dropped(lacking: str) -> None:
                 ours.encode(f"{text}{other}")
     assert ours.encode(lacking).tolist() == [] and ours.encode(f"{lacking}GA").tolist() == [4]
     assert folded(ours) is None
+
+
+def test_a_character_that_a_normalizer_composes_has_a_token() -> None:
+    theirs = RustTokenizer(models.BPE({"a": 0, "e": 1, "é": 2}, []))
+    theirs.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    ours = HuggingFaceTokenizer(theirs.to_str().encode())
+    text = "ae\u0301a\x00"
+    assert ours.encode(text).tolist() == theirs.encode(text).ids == [0, 2, 0]
+    with pytest.raises(TokenizerError, match="has no token for 'x', and none for unknown text"):
+        ours.encode(f"{text}x")
 
 
 def test_byte_fallback_covers_every_text() -> None:
