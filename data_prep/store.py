@@ -127,7 +127,9 @@ class SegmentStore:
         return tokenizer
 
     def check_tokenizer(self) -> None:
-        """Check that the tokenizer beside the splits is there, without loading it. Raises as `tokenizer` does."""
+        """Check that the tokenizer beside the splits is there, without loading it. Raises as `tokenizer` does, but of its files
+        only tokenizer.json is checked for damage.
+        """
         self._check_made_with(kept_fingerprint(self.place.parent / TOKENIZER_FOLDER))
 
     def _check_made_with(self, fingerprint: str) -> None:

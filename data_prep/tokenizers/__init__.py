@@ -193,7 +193,7 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
         else:
             raise TokenizerError(f"{path} names the unknown tokenizer kind {kind!r}: {remedy}")
     except FileNotFoundError as error:
-        raise TokenizerError(f"{error.filename} is missing: {remedy}") from None
+        raise TokenizerError(f"{error.filename} is missing: {RESTORE}") from None
     except TokenizerError:
         raise
     except (KeyError, TypeError, ValueError) as error:
