@@ -195,14 +195,14 @@ class TrainConfig:
             raise UserError(f"run is {self.run!r}: it must be the name of a folder below --root")
         if parts[0] in KEPT_NAMES:
             raise UserError(
-                f"run is {self.run!r}, and {parts[0]} below --root is for MLflow or for reports: choose another --run"
+                f"run is {self.run!r}, and {parts[0]} below --root is for MLflow or for reports: choose another name"
             )
-        for count in range(1, len(parts)):
+        for count in range(len(parts)):
             above = Place.parse("/".join((root, *parts[:count])))
-            if (above / "config.json").exists():
+            if (above / "config.json").exists() and (above / "checkpoints").is_dir():
                 raise UserError(
-                    f"run is {self.run!r}, which would lie in the run {above}, and its checkpoints are deleted in time: choose "
-                    "another --run"
+                    f"run is {self.run!r}, which would lie in the run {above}, whose old checkpoints are deleted: choose another "
+                    "name"
                 )
 
     @property

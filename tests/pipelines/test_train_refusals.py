@@ -185,7 +185,7 @@ class TestRefusals:
             (("--run", "../x"), "run is '../x'"),
             (("--run", "mlflow.db"), "run is 'mlflow.db', and mlflow.db below --root is for MLflow or for reports"),
             (("--run", "mlartifacts/one"), "and mlartifacts below --root is for MLflow or for reports"),
-            (("--run", "reports"), "and reports below --root is for MLflow or for reports: choose another --run"),
+            (("--run", "reports"), "and reports below --root is for MLflow or for reports: choose another name"),
             (("--use-gpu", "yes"), "use_gpu is yes, and torch cannot use a GPU for each process"),
             (("--tracking.uri", "postgresql://me:pa?ss@host/db"), "a character that hides its end"),
             (("--tracking.uri", "http://me:pa#ss@127.0.0.1:1"), "a character that hides its end"),
@@ -211,8 +211,10 @@ class TestRefusals:
         """It would be deleted with the other's checkpoints."""
         train("--steps", "1", name="one")
         for name in ("one/two", "one/checkpoints/step-00000001"):
-            with pytest.raises(UserError, match=r"which would lie in the run .*/runs/one, .*: choose another --run"):
+            with pytest.raises(UserError, match=r"which would lie in the run .*/runs/one, .*: choose another name"):
                 train("--steps", "1", name=name)
+        with pytest.raises(UserError, match=r"which would lie in the run .*/runs/one, .*: choose another name"):
+            train("--steps", "1", "--root", str(tmp_path / "runs/one"), name="two")
         assert os.listdir(tmp_path / "runs/one/checkpoints") == ["step-00000001"]
 
     def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
