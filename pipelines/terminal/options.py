@@ -70,12 +70,14 @@ def without_value(words: Sequence[str], read: Callable[[Sequence[str]], object],
 
     A value that begins with a dash was taken for another option.
     """
+    if not option.startswith("-"):
+        return f"{option.upper()} is missing: write ./ before a path that begins with a dash"
     said = f"{option} has no value: give one" if needed == 1 else f"{option} needs {needed} values: give them"
     after = ""
     for word, following in pairwise(words):
         if word.replace("_", "-") == option:
             after = following
-    if not after.startswith("-") or after.partition("=")[0] in options(read):
+    if needed != 1 or not after.startswith("-") or after.partition("=")[0] in options(read):
         return f"{said} after the option"
     return f"{option} has no value: write {option}={shlex.quote(after)} if {after} is meant"
 
