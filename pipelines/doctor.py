@@ -16,7 +16,7 @@ import tyro
 
 from common.errors import sentence
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
-from pipelines.checkpoints.exported import is_exported, model_type
+from pipelines.checkpoints.exported import is_saved_model
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run
 from pipelines.inference.trained import open_split
@@ -43,7 +43,7 @@ BLANK = ("",) * (len(COLUMNS) - 2)
 def main(argv: list[str]) -> int:
     """Verify all checkpoints of a run. Returns 2 where one is damaged, or belongs to another store or code."""
     config = cli.parse(DoctorConfig, argv, __doc__)
-    if model_type(config.run) or is_exported(config.run):
+    if is_saved_model(config.run):
         raise CheckpointError(f"{config.run} is a saved model, which has no checkpoints: name the folder of its run")
     run, checkpoint_name = find_run(config.run)
     if checkpoint_name:

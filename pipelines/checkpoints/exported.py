@@ -42,8 +42,8 @@ UNRECORDED: Mapping[str, Any] = {
 PREFIX = "model."
 """Prefix of the name of each weight in an exported folder."""
 REMEDY = "export the checkpoint again"
-MADE_BY_EXPORT = ("model.safetensors", "model.safetensors.index.json", "modeling_throughline.py")
-"""Files of an exported folder, by which it is known if its config.json is damaged or gone."""
+CODE = "modeling_throughline.py"
+"""A file of an exported folder, by which it is known if its config.json is damaged or gone."""
 MADE_BY_OTHERS = ("checkpoint.json", "optimizer.safetensors", "adapter_config.json")
 """Files of a checkpoint, damaged or not, or of an adapter: a folder with one of them is no exported folder."""
 
@@ -66,13 +66,18 @@ def is_exported(path: str | Path) -> bool:
     return kind == "throughline" or (not kind and _lost_its_config(path))
 
 
+def is_saved_model(path: str | Path) -> bool:
+    """Whether a folder of this machine holds a model that was saved, by `pipelines.export` or by transformers, and no run."""
+    return bool(model_type(path)) or is_exported(path)
+
+
 def _lost_its_config(path: str | Path) -> bool:
-    """Whether a folder of this machine without a model_type has the other files of an exported folder."""
+    """Whether a folder of this machine without a model_type has the code of an exported folder."""
     if not is_local(str(path)):
         return False
     folder = Path(Place.parse(path).path)
     is_other = any((folder / name).exists() for name in MADE_BY_OTHERS)
-    return not is_other and any((folder / name).exists() for name in MADE_BY_EXPORT)
+    return not is_other and (folder / CODE).exists()
 
 
 def model_type(path: str | Path) -> str:

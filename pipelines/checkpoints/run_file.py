@@ -16,6 +16,7 @@ from common.model_folder import check_is_no_adapter
 from common.places import Place
 from common.uris import is_uri
 from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
+from pipelines.checkpoints.nearby import is_run
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig
 from recur_models import model_from_json
@@ -123,7 +124,7 @@ def refuse_path(name: str) -> None:
             "resumes without the folder that it began with"
         )
     run = folder.parent.parent if (folder / "checkpoint.json").exists() else folder
-    if (run / "checkpoints").is_dir() and (run / "config.json").exists():
+    if is_run(Place.parse(run)):
         raise UserError(
             f"{name} is trained already: train {run}/config.json to continue that run, or export {name} and train the exported "
             "folder, which begins a new run with its weights"

@@ -30,7 +30,7 @@ from data_prep.tokenizers import (
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
-from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
+from pipelines.checkpoints.exported import CODE, Exported, check_is_ours, is_exported
 from pipelines.checkpoints.run_folder import find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
@@ -182,7 +182,7 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
             return run.open_checkpoint(ranked[0].folder.name)
     found, complaints = run.newest()
     _warn_of(complaints)
-    if found is None and not run.is_local and (run.place / "model.safetensors").exists():
+    if found is None and not run.is_local and (run.place / CODE).exists():
         raise CheckpointError(f"{run.place} is an exported folder: copy it to this machine, and name the copy")
     if found is None:
         raise CheckpointError(

@@ -25,7 +25,7 @@ from common.places import Place
 from common.uris import is_uri
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
-from pipelines.checkpoints.exported import is_exported, model_type
+from pipelines.checkpoints.exported import is_saved_model
 from pipelines.checkpoints.nearby import remedy_near
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
@@ -138,7 +138,7 @@ def _config_of(run: RunFolder, saved: Sequence[Checkpoint]) -> dict[str, Any]:
                 return config
     if saved:
         return saved[0].meta["config"]
-    if run.is_local and (model_type(run.folder) or is_exported(run.folder)):
+    if run.is_local and is_saved_model(run.folder):
         raise UserError(f"{run.place} is a saved model, which has no curve: name the folder of its run")
     raise UserError(f"{file} is damaged, or not that of a run: repeat the training command, which writes it again")
 
