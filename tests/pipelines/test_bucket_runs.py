@@ -246,7 +246,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_damaged_copy_fetched_again(
             CheckpointError, match=r"s3://books/.* holds no checkpoint: did you mean s3://.*/runs/mine\?"
         ):
             find_checkpoint(bucket(other))
-    for name in ("config.json", "model.safetensors"):
+    for name in ("config.json", "modeling_throughline.py"):
         Place.parse(bucket(f"exported/{name}")).write_atomically(b"{}")
     with pytest.raises(CheckpointError, match=r"/exported is an exported folder: copy it to this machine"):
         find_checkpoint(bucket("exported"))
