@@ -18,6 +18,7 @@ import contextlib
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -147,20 +148,24 @@ def kept_fingerprint(folder: Place) -> str:
 
     Raises TokenizerError where a file is missing, or `tokenizer.json` is damaged.
     """
+    details = _details(folder)
+    found = {file.name for file in folder.list()}
+    for name in details["files"]:
+        if name not in found:
+            raise TokenizerError(f"{folder / name} is missing: {RESTORE}")
+    return details["fingerprint"]
+
+
+def _details(folder: Place) -> dict[str, Any]:
+    """What `tokenizer.json` says of a kept tokenizer. Raises TokenizerError where the file is missing or damaged."""
     path = folder / "tokenizer.json"
     try:
         details = unseal(path.read_bytes())
-        needed = details["files"]
-        fingerprint = details["fingerprint"]
+        return {**details, "files": dict(details["files"]), "fingerprint": details["fingerprint"]}
     except FileNotFoundError:
         raise TokenizerError(f"{path} is missing: {RESTORE}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise TokenizerError(f"{path} is damaged ({error}): {RESTORE}") from None
-    found = {file.name for file in folder.list()}
-    for name in needed:
-        if name not in found:
-            raise TokenizerError(f"{folder / name} is missing: {RESTORE}")
-    return fingerprint
 
 
 def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
@@ -168,8 +173,8 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
     folder = Place.parse(folder)
     path = folder / "tokenizer.json"
     remedy = "prepare the corpus again with --overwrite"
+    details = _details(folder)
     try:
-        details = unseal(path.read_bytes())
         for name, checksum in details["files"].items():
             if xxhash.xxh3_128_hexdigest((folder / name).read_bytes()) != checksum:
                 raise TokenizerError(f"{folder / name} is damaged (its checksum does not match): {remedy}")
