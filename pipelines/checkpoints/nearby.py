@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from common.places import Place
+from pipelines.config.run import is_run
 
 MOST = 3
 """Runs that a suggestion names."""
@@ -30,11 +31,6 @@ def remedy_near(place: Place, otherwise: str) -> str:
             more = ", …" if len(found) > MOST else ""
             return f"name one of its runs: {', '.join(map(str, found[:MOST]))}{more}"
     return otherwise
-
-
-def is_run(place: Place) -> bool:
-    """Whether a folder has what a training makes first: config.json, and a folder of checkpoints."""
-    return (place / "config.json").exists() and (place / "checkpoints").is_dir()
 
 
 def _runs_below(place: Place) -> Iterator[Place]:

@@ -16,9 +16,8 @@ from common.model_folder import check_is_no_adapter
 from common.places import Place
 from common.uris import is_uri
 from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
-from pipelines.checkpoints.nearby import is_run
 from pipelines.config.parts import DataConfig
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import TrainConfig, is_run
 from recur_models import model_from_json
 
 ALWAYS = ("run", "model", "data", "optim", "schedule", "checkpoint", "tracking", "placement")

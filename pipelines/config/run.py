@@ -199,7 +199,7 @@ class TrainConfig:
             )
         for count in range(len(parts)):
             above = Place.parse("/".join((root, *parts[:count])))
-            if (above / "config.json").exists() and (above / "checkpoints").is_dir():
+            if is_run(above):
                 raise UserError(
                     f"run is {self.run!r}, which would lie in the run {above}, whose old checkpoints are deleted: choose another "
                     "name"
@@ -224,6 +224,11 @@ class TrainConfig:
     @property
     def tokens_per_step(self) -> int:
         return self.data.lanes * self.data.segment_length
+
+
+def is_run(place: Place) -> bool:
+    """Whether a folder has what a training makes first: config.json, and a folder of checkpoints."""
+    return (place / "config.json").exists() and (place / "checkpoints").is_dir()
 
 
 MLFLOW_DATABASE = "mlflow.db"
