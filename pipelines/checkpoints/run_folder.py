@@ -41,6 +41,8 @@ from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, 
 from pipelines.checkpoints.nearby import remedy_near
 from pipelines.config.run import TrainConfig
 
+TRAIN_FIRST = "train the run first, or name a checkpoint's folder"
+"""The remedy where a folder holds no checkpoint."""
 RECORDS = ("metrics.jsonl", "mlflow_run.json")
 """The files that rank 0 needs, besides a checkpoint, to continue the curve."""
 PUBLISH_SECONDS = 10.0
@@ -301,7 +303,7 @@ def find_run(text: str | Path) -> tuple[RunFolder, str]:
             f"{place} is a sweep: name the folder of one of its trials; its best.json says which is the best"
         )
     if not (place / "checkpoints").is_dir() and not (place / "config.json").exists():
-        remedy = remedy_near(place, "train the run first, or name a checkpoint's folder")
+        remedy = remedy_near(place, TRAIN_FIRST)
         raise CheckpointError(f"{named} holds no checkpoint: {remedy}")
     return RunFolder(place), ""
 

@@ -31,7 +31,7 @@ from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
 from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
 from pipelines.checkpoints.exported import CODE, Exported, check_is_ours, is_exported
-from pipelines.checkpoints.run_folder import find_run
+from pipelines.checkpoints.run_folder import TRAIN_FIRST, find_run
 
 if TYPE_CHECKING:  # a run is looked for before torch is needed, which takes seconds to import
     import torch
@@ -182,13 +182,11 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
             return run.open_checkpoint(ranked[0].folder.name)
     found, complaints = run.newest()
     _warn_of(complaints)
-    if found is None and not run.is_local and (run.place / CODE).exists():
+    if found is not None:
+        return found
+    if not run.is_local and (run.place / CODE).exists():
         raise CheckpointError(f"{run.place} is an exported folder: copy it to this machine, and name the copy")
-    if found is None:
-        raise CheckpointError(
-            f"{str(path) or run.place} holds no checkpoint: train the run first, or name a checkpoint's folder"
-        )
-    return found
+    raise CheckpointError(f"{str(path) or run.place} holds no checkpoint: {TRAIN_FIRST}")
 
 
 def _warn_of(passed_over: list[str]) -> None:
