@@ -148,7 +148,7 @@ def kept_fingerprint(folder: Place) -> str:
 
     Raises TokenizerError where a file is missing, or `tokenizer.json` is damaged.
     """
-    details = _details(folder)
+    details = _details(folder, RESTORE)
     found = {file.name for file in folder.list()}
     for name in details["files"]:
         if name not in found:
@@ -156,8 +156,10 @@ def kept_fingerprint(folder: Place) -> str:
     return details["fingerprint"]
 
 
-def _details(folder: Place) -> dict[str, Any]:
-    """What `tokenizer.json` says of a kept tokenizer. Raises TokenizerError where the file is missing or damaged."""
+def _details(folder: Place, remedy: str) -> dict[str, Any]:
+    """The contents of a kept tokenizer's `tokenizer.json`. Raises TokenizerError where it is missing, and with the remedy where it
+    is damaged.
+    """
     path = folder / "tokenizer.json"
     try:
         details = unseal(path.read_bytes())
@@ -165,7 +167,7 @@ def _details(folder: Place) -> dict[str, Any]:
     except FileNotFoundError:
         raise TokenizerError(f"{path} is missing: {RESTORE}") from None
     except (KeyError, TypeError, ValueError) as error:
-        raise TokenizerError(f"{path} is damaged ({error}): {RESTORE}") from None
+        raise TokenizerError(f"{path} is damaged ({error}): {remedy}") from None
 
 
 def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
@@ -173,7 +175,7 @@ def load_tokenizer(folder: str | Path | Place) -> Tokenizer:
     folder = Place.parse(folder)
     path = folder / "tokenizer.json"
     remedy = "prepare the corpus again with --overwrite"
-    details = _details(folder)
+    details = _details(folder, remedy)
     try:
         for name, checksum in details["files"].items():
             if xxhash.xxh3_128_hexdigest((folder / name).read_bytes()) != checksum:
