@@ -216,7 +216,7 @@ benchmarks.gpu --measure attention --output attention.json
 
 MLFLOW_ID = "0123456789abcdef0123456789abcdef"
 NOT_RUN = {
-    "on machines of a cluster: make test-cluster": ["docs/cluster.md"],
+    "on machines of a cluster: make test-cluster": ["docs/cluster.md", "docs/start-cluster.md"],
     "an hour and more": ["benchmarks.recall --root runs/recall"],
     "its compiler takes minutes: tests/benchmarks/test_gpu.py": [
         "benchmarks.gpu --measure profile --models rec slide --lanes 8 --compile layer no --output profile.json",
