@@ -36,12 +36,12 @@ COLUMNS = {
     **{"tune_spaces": -2, "presets": -1, "reports": 0, "inference": 1, "cluster": 2},
     **{
         "terminal": -1.95,
-        "training": 2,
-        "checkpoints": 0.95,
-        "tracking": 1.95,
+        "training": 2.5,
+        "checkpoints": 1.4,
+        "tracking": 2.4,
         "config": 0.3,
         "data_prep": -2,
-        "recur_models": 1.35,
+        "recur_models": 1.25,
         "common": 0,
     },
 }
@@ -83,7 +83,7 @@ def purpose(docstring: str) -> str:
     """The first sentence, of a long one its beginning."""
     sentence = " ".join(docstring.split("\n\n")[0].split()).split(". ")[0].rstrip(".")
     for end in (":", ","):
-        if len(sentence) > 60:
+        if len(sentence) > 80:
             sentence = sentence.split(end)[0]
     return sentence
 
@@ -150,7 +150,7 @@ def draw_room(axes: Axes, room: Room, x: float, y: float) -> None:
     corner = (x - WIDTH / 2, y - HEIGHT / 2)
     axes.add_patch(FancyBboxPatch(corner, WIDTH, HEIGHT, boxstyle=style, facecolor=colour, edgecolor="0.35", zorder=3))
     axes.text(x, y + 0.4, room.name, ha="center", va="center", fontsize=12, weight="bold", zorder=4)
-    axes.text(x, y + 0.02, textwrap.fill(room.purpose, 33), ha="center", va="center", fontsize=8, zorder=4)
+    axes.text(x, y - 0.02, textwrap.fill(room.purpose, 33), ha="center", va="center", fontsize=8, zorder=4)
     small: dict[str, Any] = {"va": "center", "fontsize": 7, "zorder": 4}
     right = x + WIDTH / 2 - 0.1
     for library in sorted(room.libraries):
