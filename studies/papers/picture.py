@@ -27,6 +27,8 @@ MARKERS = "os^D"
 """Shapes of the points; the next is taken when the colours are used up."""
 LINE = 8.5
 """Height in points of a line of a list of names."""
+UNITS = {"error_percent": "labels that are wrong, %", "names_wrong": "names that are wrong, %"}
+"""An axis's label, of metrics whose name does not say what is counted."""
 
 
 class Point(NamedTuple):
@@ -115,7 +117,7 @@ def draw(results: Results, axes: Axes, column: Column, of_paper: bool) -> None:
         _draw_series(results, axes, name, points, largest)
     if not series:
         axes.text(0.5, 0.5, "no values", ha="center", transform=axes.transAxes, color="0.4")
-    unit = column.metric.replace("_", " ")
+    unit = UNITS.get(column.metric, column.metric.replace("_", " "))
     if not results.table.x:
         _label_rows(results, axes)
         if column.metric in PERCENTAGES:
