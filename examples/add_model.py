@@ -1,6 +1,6 @@
 """Add a model of your own (gru.py): train it, and check that its State holds all that it remembers.
 
-    python -m examples.own_books                # once: it prepares the text in runs/store
+    python -m pipelines.prepare python-source   # once: the source code of Python, in runs/store
     python -m examples.add_model                # two minutes; takes the options of pipelines.train
     THROUGHLINE_PLUGINS=examples.gru_preset python -m pipelines.evaluate runs/gru
 
