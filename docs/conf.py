@@ -55,8 +55,8 @@ def as_restructured_text(app: object, what: str, name: str, obj: object, options
 
 
 def keep_attributes(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Napoleon takes what stands before a colon for the type of an attribute: here types are annotations."""
-    if what == "attribute":
+    """Napoleon takes what stands before a colon for the type of a value: here types are annotations."""
+    if what in ("attribute", "data", "property"):
         lines[:] = written[name]
 
 

@@ -19,7 +19,7 @@ import click
 import pytest
 from PIL import Image
 
-from docs import rooms
+from docs import conf, rooms
 from pipelines import PACKAGES, preflight, prepare
 from pipelines import run as whole
 from pipelines.config.dotted import flatten
@@ -244,6 +244,15 @@ def test_paths_in_the_tree_are_there() -> None:
 def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
     drawn = Image.open(ROOT / "docs" / "rooms.png").info["Description"]
     assert drawn == rooms.told(rooms.read()), "the rooms have changed: python docs/rooms.py draws them anew"
+
+
+@pytest.mark.parametrize("what", ["attribute", "data", "property"])
+def test_the_site_keeps_what_stands_before_a_docstrings_colon(what: str) -> None:
+    lines = ["Tokens in a block: documents begin at its multiples."]
+    conf.as_restructured_text(None, what, "block", None, None, lines)
+    by_napoleon = ["documents begin at its multiples.", "", ":type: Tokens in a block"]
+    conf.keep_attributes(None, what, "block", None, None, by_napoleon)
+    assert by_napoleon == lines
 
 
 DIFFS = re.findall(r"^```diff\n(.*?)^```", TEXTS["CONTRIBUTING.md"], re.MULTILINE | re.DOTALL)
