@@ -38,7 +38,7 @@ from recur_models.core import (
 from recur_models.costs import Costs, product, scales
 from recur_models.hidden import note
 from recur_models.layers import MASKED, is_plain, joined, split_heads
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state, reset_to_zeros
 from recur_models.stepping import kept_parts, open_block
 from recur_models.window import distance_and_unseen
 
@@ -123,7 +123,7 @@ class FeedbackTransformer(CoreModel):
         span = self.config.span
         document_BK = documents(state["states_count"], span, fresh_BK)
         document_BS = documents_of_tokens(document_BK, span, self.block)
-        memories = [state["states"].to(x_BTD.dtype)]
+        memories = [reset_to_zeros(state["states"], fresh_BK[:, 0]).to(x_BTD.dtype)]
         outputs = []
         earlier = self.keys_values(memories[0])
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):

@@ -34,7 +34,7 @@ from recur_models.mixer import (
     without_autocast,
 )
 from recur_models.norms import RMSNorm, unit_norm
-from recur_models.protocol import State
+from recur_models.protocol import State, reset_to_zeros
 
 
 @without_autocast
@@ -75,7 +75,7 @@ def gated_delta_rule(
     scores = (q @ k.transpose(-1, -2)) * between
     k_to_end = k * log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
     loop = (v * beta[..., None], beta_k * from_start, inverse, k_to_end.transpose(-1, -2), chunk_decay)
-    state = initial_state.to(q.dtype).flatten(0, 1)
+    state = reset_to_zeros(initial_state, fresh_BN[:, 0]).to(q.dtype).flatten(0, 1)
     states = []
     written = []
     # unbind, since the gradient of an index is as large as the whole sequence

@@ -33,7 +33,7 @@ from recur_models.mixer import (
     without_autocast,
 )
 from recur_models.norms import RMSNorm
-from recur_models.protocol import State
+from recur_models.protocol import State, reset_to_zeros
 
 
 @without_autocast
@@ -63,12 +63,14 @@ def decayed_attention(
     chunks = Chunks.of(q.shape[1], chunk, fresh_BK)
     q, k, v, log_decay = (chunks.split(x) for x in (q, k, v, log_decay))
     sum_BHNC, rest_BHNC = cumulative(log_decay)  # b
-    from_start, chunk_decay = decay_of_state(sum_BHNC, chunks.fresh(fresh_BK, q))
+    fresh_BN = chunks.fresh(fresh_BK, q)
+    from_start, chunk_decay = decay_of_state(sum_BHNC, fresh_BN)
     to_end = log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
     between = log_decay_between(sum_BHNC, rest_BHNC).exp_()  # the share of token j's writing that is left at token i
     scores_BGRNCC = (q @ k.transpose(-1, -2))[:, :, None] * between.unflatten(1, (G, -1))
     within_BGNCRV = by_group(scores_BGRNCC.flatten(1, 2) @ v, G)
     added_BGNERV = product_by_group(k.transpose(-1, -2), by_group(v * to_end, G))
+    initial_state = reset_to_zeros(initial_state, fresh_BN[:, 0])
     before_BGNERV, state_BGERV = states_before_chunks(
         added_BGNERV, by_group(chunk_decay, G), by_group(initial_state, G)
     )

@@ -28,7 +28,7 @@ from recur_models.protocol import (
     RecurrentModel,
     State,
     check_sizes,
-    reset,
+    reset_to_zeros,
 )
 
 
@@ -116,7 +116,7 @@ class LSTM(RecurrentModel):
             name = f"layers.{i}.states"
             before = state[name]
             if fresh_B1 is not None:
-                before = reset(before, before.new_zeros(()), fresh_B1)
+                before = reset_to_zeros(before, fresh_B1)
             note(i, x_BnD)
             x_BnD, made = self.recomputed("layer", layer)(x_BnD, before)
             after[name] = made.to(before.dtype)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from common.choices import Recompute
 from recur_models.costs import Costs, attention
 from recur_models.layers import MASKED
-from recur_models.protocol import Probe, State
+from recur_models.protocol import Probe, State, reset_to_zeros
 from recur_models.sliding_window import Blocks, Layer, WindowedConfig, WindowedLayer
 from recur_models.token_layer import Part, Projections, TokenLayer, last_block
 from recur_models.window import Window, windowed_attention, with_previous
@@ -135,8 +135,8 @@ class MemorizingLayer(WindowedLayer):
     def remember(self, tokens: Projections, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
         """The result of each block's reads from the memory before it, and the memory after the last block."""
         # copies, which `enter` overwrites below
-        keys_BHME = state["memory_keys"].clone()
-        values_BHME = state["memory_values"].clone()
+        keys_BHME = reset_to_zeros(state["memory_keys"], fresh_BK[:, 0])
+        values_BHME = reset_to_zeros(state["memory_values"], fresh_BK[:, 0])
         count_B = state["memory_count"]
         read = []
         blocks = (x.unbind(1) for x in (tokens.q_self, tokens.k, tokens.v, fresh_BK))

@@ -43,6 +43,7 @@ from recur_models.protocol import (
     join_layers,
     layer_state,
     reset,
+    reset_to_zeros,
     with_dtypes_of,
 )
 from recur_models.stepping import attend_parts
@@ -225,7 +226,7 @@ class MemoryTokensModel(TiedModel):
         for i, layer in enumerate(self.layers):
             note(i, x_BND[:, R : R + self.block])
             before = layer_state(i, state)
-            before = {name: reset(tensor, tensor.new_zeros(()), fresh_B1) for name, tensor in before.items()}
+            before = {name: reset_to_zeros(tensor, fresh_B1) for name, tensor in before.items()}
             x_BND, changed = self.recomputed("layer", layer)(x_BND, bucket_NN, unseen_NN, before)
             layers.append(changed)
         after = join_layers(layers)

@@ -30,7 +30,7 @@ from recur_models.mixer import (
     without_autocast,
 )
 from recur_models.norms import RMSNorm
-from recur_models.protocol import State, reset
+from recur_models.protocol import State, reset_to_zeros
 
 GATE_CAP = 15.0
 """The largest gate logit; a tanh caps them softly."""
@@ -86,6 +86,7 @@ def matrix_memory(
     to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - scale_BHNC[..., -1:])).exp()[..., None]
     added = (k * to_end).transpose(-1, -2) @ v
     from_start, chunk_decay = decay_of_state(carried_BHNC - scale_BHNC, fresh_BN)
+    initial_state = reset_to_zeros(initial_state, fresh_BN[:, 0])
     before_BHNEV, state = states_before_chunks(added, chunk_decay, initial_state)
     within = ((q @ k.transpose(-1, -2)) * weights) @ v
     h, normaliser = (within + (q * from_start) @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
@@ -106,7 +107,7 @@ def scales_before_chunks(
     """
     before = []
     for fresh_B, sum_BH, highest_BH in zip(fresh_BN.unbind(1), sum_BHN.unbind(2), highest_BHN.unbind(2), strict=True):
-        before.append(reset(scale_BH, scale_BH.new_zeros(()), fresh_B))
+        before.append(reset_to_zeros(scale_BH, fresh_B))
         scale_BH = torch.maximum(before[-1] + sum_BH, highest_BH)
     return torch.stack(before, 2), scale_BH
 

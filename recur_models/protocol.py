@@ -304,6 +304,11 @@ def reset(tensor_B: Tensor, initial_B: Tensor, fresh_B: Tensor) -> Tensor:
     return torch.where(fresh_B.view(per_lane), initial_B, tensor_B)
 
 
+def reset_to_zeros(tensor_B: Tensor, fresh_B: Tensor) -> Tensor:
+    """`reset` to zeros, a copy. NaN and infinity become zeros too; a product with 0 would leave NaN."""
+    return reset(tensor_B, tensor_B.new_zeros(()), fresh_B)
+
+
 def detach(state: State) -> State:
     """The same State, cut from the graph: backpropagation through time ends here."""
     return {name: tensor.detach() for name, tensor in state.items()}

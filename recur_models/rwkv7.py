@@ -24,7 +24,7 @@ from recur_models.gated_delta import UnitLowerInverse
 from recur_models.layers import linear, upcast
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, behind_earlier, chunk_costs, without_autocast
 from recur_models.norms import unit_norm
-from recur_models.protocol import State, reset
+from recur_models.protocol import State, reset_to_zeros
 
 MIN_LOG_DECAY = -math.exp(-0.5)
 """The least log decay of a token."""
@@ -84,7 +84,7 @@ def generalised_delta_rule(
     taken = []
     parts = [fresh_BN.unbind(1), *(x.unbind(2) for x in loop)]
     for fresh_B, a_n, within_n, b_n, added_n, decay_n in zip(*parts, strict=True):
-        states.append(reset(state, state.new_zeros(()), fresh_B))
+        states.append(reset_to_zeros(state, fresh_B))
         taken.append(within_n + a_n @ states[-1])
         state = decay_n * states[-1] + b_n @ taken[-1] + added_n
     outputs = q @ torch.stack(states, 2)

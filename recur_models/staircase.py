@@ -33,7 +33,7 @@ from recur_models.core import Context, CoreConfig, CoreModel, Distances, Seen, d
 from recur_models.costs import Costs
 from recur_models.hidden import note
 from recur_models.layers import joined
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state, reset_to_zeros
 from recur_models.stepping import append, kept_parts, open_block
 
 
@@ -149,7 +149,7 @@ class Staircase(CoreModel):
         old = self.config.in_step - 1
         document_BS = documents(state["states_count"], old, fresh_BK)
         steps = self.steps(document_BS, new_BKCD.shape[1])
-        x_BSCD = state["states"].to(new_BKCD.dtype)
+        x_BSCD = reset_to_zeros(state["states"], fresh_BK[:, 0]).to(new_BKCD.dtype)
         after = x_BSCD
         context = self.cached_keys_values(x_BSCD)
         chunks = new_BKCD.unbind(1)

@@ -30,7 +30,7 @@ from recur_models.core import (
 )
 from recur_models.costs import Costs
 from recur_models.hidden import note
-from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state
+from recur_models.protocol import IncrementalDecoder, Places, Probe, State, join_layers, layer_state, reset_to_zeros
 from recur_models.stepping import append, kept_parts, open_block
 from recur_models.window import distance_and_unseen
 
@@ -133,9 +133,11 @@ class TransformerXL(CoreModel):
         for i, layer in enumerate(self.stack):
             note(i, x_BTD)
             run = self.recomputed("layer", self.layer)
-            earlier_BSD = torch.cat([state[f"layers.{i}.inputs"].to(x_BTD.dtype), x_BTD], 1)
+            inputs_BSD = state[f"layers.{i}.inputs"]
+            before_BSD = reset_to_zeros(inputs_BSD, fresh_BK[:, 0]).to(x_BTD.dtype)
+            earlier_BSD = torch.cat([before_BSD, x_BTD], 1)
             kept_BSD = earlier_BSD[:, -span:].masked_fill(~own_BS[..., None], 0.0)
-            after[f"layers.{i}.inputs"] = kept_BSD.to(state[f"layers.{i}.inputs"].dtype)
+            after[f"layers.{i}.inputs"] = kept_BSD.to(inputs_BSD.dtype)
             x_BTD = run(layer, earlier_BSD, distances, unseen_nm, crosses)
         return x_BTD, after
 

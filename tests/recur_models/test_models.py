@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from recur_models import IGNORED, ModelConfig, Recompute, detach
+from recur_models import IGNORED, ModelConfig, Recompute, clear, detach
 from recur_models.block_recurrent import RecConfig
 from recur_models.gpt2 import GPT2Config
 from recur_models.losses import hidden_states
@@ -131,6 +131,23 @@ def test_fresh_in_the_middle_equals_starting_anew(config: ModelConfig) -> None:
         torch.testing.assert_close(state[name][1], alone_state[name][0], rtol=1e-5, atol=1e-5)
     undisturbed, _ = model(text)
     assert torch.equal(logits[0], undisturbed[0])
+
+
+def test_a_document_begins_anew_after_a_state_of_nan(config: ModelConfig) -> None:
+    model = build(config)
+    text = tokens(2, 3 * model.block)
+    with torch.no_grad():
+        _, state = model(text)
+    cleared = clear(state, model.initial_state(2), lanes_B=torch.tensor([False, True]))
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            tensor[1] = math.nan
+    fresh = torch.tensor([[False, False, False], [True, False, True]])
+    logits, after = model(text, state, fresh)
+    anew, after_anew = model(text, cleared, fresh)
+    assert torch.equal(logits, anew)
+    for name in after:
+        assert torch.equal(after[name], after_anew[name]), name
 
 
 def test_the_initial_state_is_that_of_a_fresh_document(config: ModelConfig) -> None:
