@@ -106,11 +106,15 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
 class UnitLowerInverse(torch.autograd.Function):
     """`unit_lower_inverse`, L⁻¹. Its gradient is −L⁻ᵀ G L⁻ᵀ below the diagonal: two products; autograd takes several a half."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: FunctionCtx, A: Tensor) -> Tensor:
-        inverse = unit_lower_inverse(A)
-        ctx.save_for_backward(inverse)  # pyrefly: ignore
-        return inverse
+    def forward(A: Tensor) -> Tensor:  # pyrefly: ignore
+        return unit_lower_inverse(A)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:  # pyrefly: ignore
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:  # pyrefly: ignore

@@ -146,12 +146,17 @@ class RecurrentMixer(Mixer):
 class DepthwiseConvolution(torch.autograd.Function):
     """Autograd function of `depthwise_convolution`: torch's own backward pass takes four times as long on a CPU."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: FunctionCtx, x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_MSZ, weight_ZI, bias_Z)  # pyrefly: ignore
+    def forward(x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:  # pyrefly: ignore
         images = x_MSZ.transpose(1, 2)[:, :, None]
         y = nn.functional.conv2d(images, weight_ZI[:, None, None], bias_Z, groups=len(weight_ZI))
         return y[:, :, 0].transpose(1, 2)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:  # pyrefly: ignore
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad_MWZ: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:  # pyrefly: ignore

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from recur_models.layers import split_heads
 from recur_models.mixers import MixersConfig
 from recur_models.norms import RMSNorm, rms_norm, unit_norm
+from recur_models.protocol import ModelConfig
 from recur_models.sliding_window import SlideConfig
 from recur_models.window import with_previous
 
@@ -89,11 +90,19 @@ def test_second_derivatives_are_those_of_finite_differences() -> None:
         assert torch.autograd.gradgradcheck(function, inputs)
 
 
-def test_gradients_of_each_lane_by_torch_func_are_those_of_autograd() -> None:
+TORCH_FUNC: dict[str, ModelConfig] = {
+    "slide": SlideConfig(layers=2, d_model=16, heads=2, head_dim=8, mlp_dim=16, window=8, dropout=0.0),
+    "mixers": MixersConfig(
+        ("delta", "mamba2", "rwkv7"), d_model=16, heads=2, key_dim=4, value_dim=4, mlp_dim=8, window=8, chunk=4
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("name", TORCH_FUNC)
+def test_gradients_of_each_lane_by_torch_func_are_those_of_autograd(name: str) -> None:
     torch.manual_seed(0)
-    model = SlideConfig(layers=2, d_model=16, heads=2, head_dim=8, mlp_dim=16, window=8, dropout=0.0).build(
-        vocab_size=11
-    )
+    model = TORCH_FUNC[name].build(vocab_size=11)
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     tokens_LT = torch.randint(11, (3, 16))
 
