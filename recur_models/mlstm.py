@@ -48,7 +48,7 @@ def matrix_memory(
     input_gate: Tensor,
     log_forget: Tensor,
     initial_state: Tensor,
-    initial_scale: Tensor,
+    initial_log_scale: Tensor,
     *,
     chunk: int = 64,
     fresh_BK: Tensor | None = None,
@@ -60,7 +60,7 @@ def matrix_memory(
         input_gate: ĩ [B, T, H].
         log_forget: log f [B, T, H], at most 0.
         initial_state: C and n side by side, divided by exp(m): [B, H, E, V + 1].
-        initial_scale: m [B, H].
+        initial_log_scale: m [B, H].
         chunk: tokens that are computed at once; it does not change the result.
         fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
 
@@ -76,40 +76,41 @@ def matrix_memory(
     input_BHNC = upcast(input_gate).unflatten(1, (chunks.count, chunks.size)).movedim(3, 1)
     sum_BHNC, rest_BHNC = cumulative(log_forget)  # b
     highest_BHNC = sum_BHNC + (input_BHNC - sum_BHNC).cummax(-1).values  # the largest b_i − b_j + ĩ_j
-    before_BHN, scale = scales_before_chunks(
-        sum_BHNC[..., -1], highest_BHNC[..., -1], initial_scale.to(q.dtype), fresh_BN
+    before_BHN, log_scale = log_scales_before_chunks(
+        sum_BHNC[..., -1], highest_BHNC[..., -1], initial_log_scale.to(q.dtype), fresh_BN
     )
     carried_BHNC = sum_BHNC + before_BHN[..., None]
-    scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)  # m
+    log_scale_BHNC = torch.maximum(carried_BHNC, highest_BHNC)  # m
     log_weights = log_decay_between(sum_BHNC, rest_BHNC)
-    weights = log_weights.add_(input_BHNC[..., None, :] - scale_BHNC[..., :, None]).exp_()
-    to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - scale_BHNC[..., -1:])).exp()[..., None]
+    weights = log_weights.add_(input_BHNC[..., None, :] - log_scale_BHNC[..., :, None]).exp_()
+    to_end = (log_decay_to_end(sum_BHNC, rest_BHNC) + (input_BHNC - log_scale_BHNC[..., -1:])).exp()[..., None]
     added = (k * to_end).transpose(-1, -2) @ v
-    from_start, chunk_decay = decay_of_state(carried_BHNC - scale_BHNC, fresh_BN)
+    from_start, chunk_decay = decay_of_state(carried_BHNC - log_scale_BHNC, fresh_BN)
     initial_state = reset_to_zeros(initial_state, fresh_BN[:, 0])
     before_BHNEV, state = states_before_chunks(added, chunk_decay, initial_state)
     within = ((q @ k.transpose(-1, -2)) * weights) @ v
     h, normaliser = (within + (q * from_start) @ before_BHNEV).split([v.shape[-1] - 1, 1], -1)
-    floor = (-scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
-    return chunks.join(h * (torch.maximum(normaliser.abs(), floor) + NORMALISER_EPS).reciprocal()), state, scale
+    floor = (-log_scale_BHNC).exp()[..., None]  # 1, divided by exp(m)
+    divisor = torch.maximum(normaliser.abs(), floor) + NORMALISER_EPS
+    return chunks.join(h * divisor.reciprocal()), state, log_scale
 
 
-def scales_before_chunks(
-    sum_BHN: Tensor, highest_BHN: Tensor, scale_BH: Tensor, fresh_BN: Tensor
+def log_scales_before_chunks(
+    sum_BHN: Tensor, highest_BHN: Tensor, log_scale_BH: Tensor, fresh_BN: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The stabiliser m before each chunk [B, H, N], 0 where a document begins, and after the last one [B, H].
 
     Args:
         sum_BHN: log forget gates of each chunk, summed.
         highest_BHN: the largest exponent of the chunk's own writings at its last token.
-        scale_BH: m before the first chunk.
+        log_scale_BH: m before the first chunk.
         fresh_BN: bool, whether a document begins with the chunk.
     """
     before = []
     for fresh_B, sum_BH, highest_BH in zip(fresh_BN.unbind(1), sum_BHN.unbind(2), highest_BHN.unbind(2), strict=True):
-        before.append(reset_to_zeros(scale_BH, fresh_B))
-        scale_BH = torch.maximum(before[-1] + sum_BH, highest_BH)
-    return torch.stack(before, 2), scale_BH
+        before.append(reset_to_zeros(log_scale_BH, fresh_B))
+        log_scale_BH = torch.maximum(before[-1] + sum_BH, highest_BH)
+    return torch.stack(before, 2), log_scale_BH
 
 
 class MatrixLSTM(RecurrentMixer):
@@ -146,7 +147,7 @@ class MatrixLSTM(RecurrentMixer):
         if valid_BT is not None:
             input_gate = input_gate.masked_fill(~valid_BT[..., None], NO_INPUT)
             log_forget = log_forget * valid_BT[..., None]
-        h_BTHV, states, scale = matrix_memory(
+        h_BTHV, states, log_scale = matrix_memory(
             q * sizes.key_dim**-0.5,
             k,
             v,
@@ -158,7 +159,7 @@ class MatrixLSTM(RecurrentMixer):
             fresh_BK=fresh_BK,
         )
         y = self.head_norm(h_BTHV).to(x_BTD.dtype).flatten(-2) * torch.sigmoid(output_gate)
-        return self.out(y), {"states": states, "log_scale": scale}
+        return self.out(y), {"states": states, "log_scale": log_scale}
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:

@@ -35,13 +35,13 @@ class ScalarMemory(torch.autograd.Function):
         gates_BTHZ: Tensor,
         recurrent_HVZ: Tensor,
         states_B3HV: Tensor,
-        scale_BHV: Tensor,
+        log_scale_BHV: Tensor,
         fresh_BK: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         # z̃, õ, ĩ and f̃ become z, o, i / exp(m_t) and f exp(m_{t−1} − m_t) in place.
         gates_THBZ = gates_BTHZ.permute(1, 2, 0, 3).clone(memory_format=torch.contiguous_format)
         h, c, n = states_B3HV.permute(1, 2, 0, 3).unbind(0)
-        m = scale_BHV.transpose(0, 1)
+        m = log_scale_BHV.transpose(0, 1)
         block = len(gates_THBZ) // fresh_BK.shape[1]
         before: list[Tensor] = []
         log_f: list[Tensor] = []
@@ -65,9 +65,9 @@ class ScalarMemory(torch.autograd.Function):
         h_THBV = torch.stack(outputs)
         before_T3HBV = torch.stack(before).unflatten(0, (-1, 3))
         ctx.save_for_backward(gates_THBZ, torch.stack(log_f), before_T3HBV, h_THBV, recurrent_HVZ, fresh_BK)  # pyrefly: ignore
-        scale_BHV = m.transpose(0, 1).contiguous()
-        ctx.mark_non_differentiable(scale_BHV)  # pyrefly: ignore
-        return h_THBV.permute(2, 0, 1, 3), torch.stack([h, c, n]).permute(2, 0, 1, 3), scale_BHV
+        log_scale_BHV = m.transpose(0, 1).contiguous()
+        ctx.mark_non_differentiable(log_scale_BHV)  # pyrefly: ignore
+        return h_THBV.permute(2, 0, 1, 3), torch.stack([h, c, n]).permute(2, 0, 1, 3), log_scale_BHV
 
     @staticmethod
     def backward(  # pyrefly: ignore
@@ -119,7 +119,7 @@ def scalar_memory(
     gates: Tensor,
     recurrent: Tensor,
     initial_states: Tensor,
-    initial_scale: Tensor,
+    initial_log_scale: Tensor,
     *,
     fresh_BK: Tensor,
     valid_BT: Tensor | None = None,
@@ -130,7 +130,7 @@ def scalar_memory(
         gates: what the tokens add to z̃, õ, ĩ and f̃: [B, T, H, 4V].
         recurrent: weights of what h adds to them: [H, V, 4V].
         initial_states: h, c and n, the latter two divided by exp(m): [B, 3, H, V].
-        initial_scale: m [B, H, V], `EMPTY` before a document. It has no gradient.
+        initial_log_scale: m [B, H, V], `EMPTY` before a document. It has no gradient.
         fresh_BK: bool. T is divided into K equal parts; the state is reset before each part that is True.
         valid_BT: bool, False at padding, which leaves the state as it is; None where all tokens are valid.
 
@@ -138,9 +138,11 @@ def scalar_memory(
         h [B, T, H, V], and the states [B, 3, H, V] and m [B, H, V] after the last token, in float32 or float64.
     """
     gates_BTHZ = upcast(gates)
-    recurrent_HVZ, states, scale = (each.to(gates_BTHZ.dtype) for each in (recurrent, initial_states, initial_scale))
+    recurrent_HVZ, states, log_scale = (
+        each.to(gates_BTHZ.dtype) for each in (recurrent, initial_states, initial_log_scale)
+    )
     if valid_BT is None:
-        return ScalarMemory.apply(gates_BTHZ, recurrent_HVZ, states, scale, fresh_BK)  # pyrefly: ignore
+        return ScalarMemory.apply(gates_BTHZ, recurrent_HVZ, states, log_scale, fresh_BK)  # pyrefly: ignore
     outputs = []
     no_reset_B1 = torch.zeros_like(fresh_BK[:, :1])
     block = gates_BTHZ.shape[1] // fresh_BK.shape[1]
@@ -148,13 +150,13 @@ def scalar_memory(
         if t % block == 0:
             fresh_B11 = fresh_BK[:, t // block, None, None]
             states = states.masked_fill(fresh_B11[..., None], 0.0)
-            scale = scale.masked_fill(fresh_B11, EMPTY)
-        h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, scale, no_reset_B1)  # pyrefly: ignore
+            log_scale = log_scale.masked_fill(fresh_B11, EMPTY)
+        h_B1HV, *after = ScalarMemory.apply(gates_B1HZ, recurrent_HVZ, states, log_scale, no_reset_B1)  # pyrefly: ignore
         valid_B11 = valid_BT[:, t, None, None]
         states = torch.where(valid_B11[..., None], after[0], states)
-        scale = torch.where(valid_B11, after[1], scale)
+        log_scale = torch.where(valid_B11, after[1], log_scale)
         outputs.append(h_B1HV)
-    return torch.cat(outputs, 1), states, scale
+    return torch.cat(outputs, 1), states, log_scale
 
 
 class ScalarLSTM(RecurrentMixer):
@@ -191,7 +193,7 @@ class ScalarLSTM(RecurrentMixer):
         convolved_BTD, inputs = self.convolution(x_BTD, state["inputs"], fresh_BK, valid_BT)
         z_and_o = self.inward(x_BTD).unflatten(-1, heads)
         i_and_f = self.gates(convolved_BTD).unflatten(-1, heads)
-        h_BTHV, states, scale = scalar_memory(
+        h_BTHV, states, log_scale = scalar_memory(
             torch.cat([z_and_o, i_and_f], -1),
             self.recurrent_HVZ,
             state["states"],
@@ -200,7 +202,7 @@ class ScalarLSTM(RecurrentMixer):
             valid_BT=valid_BT,
         )
         y = self.head_norm(h_BTHV).to(x_BTD.dtype).flatten(-2)
-        return self.out(y), {"states": states, "log_scale": scale, "inputs": inputs}
+        return self.out(y), {"states": states, "log_scale": log_scale, "inputs": inputs}
 
     @staticmethod
     def costs(sizes: Sizes) -> Costs:
