@@ -134,7 +134,7 @@ class FeedbackTransformer(CoreModel):
             outputs.append(output_BWD)
             memories.append(memory_BWD)
             both = (joined(*pairs) for pairs in zip(earlier, own, strict=True))
-            earlier = [(k[:, :, -span:], v[:, :, -span:]) for k, v in both]
+            earlier = [(keys[:, :, -span:], values[:, :, -span:]) for keys, values in both]
         own_BS = in_newest(document_BS[:, -span:])
         kept_BSD = torch.cat(memories, 1)[:, -span:].masked_fill(~own_BS[..., None], 0.0)
         after = {"states": kept_BSD.to(state["states"].dtype), "states_count": own_BS.sum(1)}

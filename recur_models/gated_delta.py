@@ -80,11 +80,12 @@ def gated_delta_rule(
     written = []
     # unbind, since the gradient of an index is as large as the whole sequence
     for v_n, k_n, inverse_n, k_to_end_n, decay_n in zip(*(x.flatten(0, 1).unbind(1) for x in loop), strict=True):
+        written_n = inverse_n @ torch.baddbmm(v_n, k_n, state, alpha=-1)  # W
         states.append(state)
-        written.append(inverse_n @ torch.baddbmm(v_n, k_n, state, alpha=-1))
-        state = torch.baddbmm(decay_n * state, k_to_end_n, written[-1])
-    before, written = (torch.stack(x, 1).unflatten(0, q.shape[:2]) for x in (states, written))
-    outputs = (q * from_start) @ before + scores @ written
+        written.append(written_n)
+        state = torch.baddbmm(decay_n * state, k_to_end_n, written_n)
+    before_BHNEV, written_BHNCV = (torch.stack(x, 1).unflatten(0, q.shape[:2]) for x in (states, written))
+    outputs = (q * from_start) @ before_BHNEV + scores @ written_BHNCV
     return chunks.join(outputs), state.unflatten(0, q.shape[:2])
 
 
@@ -204,4 +205,5 @@ class GatedDelta(RecurrentMixer):
             total += product(W, d, H) + scales(2 * H)
         if sizes.output_gate:
             total += product(W, d, H * V)
+        # K Kᵀ and Q Kᵀ, the inverse and Q Kᵀ times values; the state is read twice and written once.
         return total + chunk_costs(sizes, H, pairs=2 * E + 2 * V, states=3 * E * V, per_token=R)

@@ -84,9 +84,11 @@ def generalised_delta_rule(
     taken = []
     parts = [fresh_BN.unbind(1), *(x.unbind(2) for x in loop)]
     for fresh_B, a_n, within_n, b_n, added_n, decay_n in zip(*parts, strict=True):
-        states.append(reset_to_zeros(state, fresh_B))
-        taken.append(within_n + a_n @ states[-1])
-        state = decay_n * states[-1] + b_n @ taken[-1] + added_n
+        state = reset_to_zeros(state, fresh_B)
+        taken_n = within_n + a_n @ state  # U
+        states.append(state)
+        taken.append(taken_n)
+        state = decay_n * state + b_n @ taken_n + added_n
     outputs = q @ torch.stack(states, 2)
     outputs = outputs + (q @ b.transpose(-1, -2)).tril() @ torch.stack(taken, 2)
     return chunks.join(outputs + (q @ k.transpose(-1, -2)).tril() @ v), state
@@ -201,12 +203,13 @@ class RWKV7(RecurrentMixer):
         keys = sizes.heads * sizes.key_dim
         values = sizes.heads * sizes.value_dim
         rank, gate_rank = ranks(sizes)
-        total = scales(7 * D, 5 * keys, 2 * values)
+        total = scales(7 * D, 5 * keys, 2 * values)  # norm and shift; decay, rate and three more of keys; head norm
         low_rank = ((D, 2 * rank + gate_rank), (rank, 2 * keys), (gate_rank, values))
         for inputs, outputs in ((D, 2 * keys + values), (values, D), *low_rank):
             total += product(W, inputs, outputs)
         E = sizes.key_dim
         V = sizes.value_dim
+        # A Bᵀ, A Kᵀ, Q Bᵀ and Q Kᵀ, the inverse times A; the products of pairs with values; four of the state.
         return total + chunk_costs(sizes, sizes.heads, pairs=5 * E + 4 * V, states=4 * E * V)
 
 

@@ -216,7 +216,7 @@ class Staircase(CoreModel):
                 own = layer.keys_values(x_BnD)
                 keep.append(own if before is None else joined(before, own))
             run = self.recomputed("layer", layer)
-            x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)
+            x_BnD = run(x_BnD, before, distances, unseen_nm, crossing_Bnm)  # (3)
         active_BSCD = x_BnD.unflatten(1, (-1, C))
         if context and not step.last:
             new = [layer.keys_values(active_BSCD[:, 0]) for layer in self.layers]
