@@ -164,7 +164,7 @@ class GatedDelta(RecurrentMixer):
         beta = torch.sigmoid(upcast(self.beta(x_BTD))).unflatten(-1, (R, H)) * self.beta_scale
         log_decay = beta.new_zeros(*x_BTD.shape[:2], R, H)
         if self.decay is not None:
-            # log a = −exp(log_rate) · softplus(…), as in Mamba-2. A token decays the state once, in its first transition.
+            # log a = −exp(A_log) · softplus(… + dt_bias), as in Mamba-2. A token decays the state once, in its first transition.
             step_BTH = nn.functional.softplus(upcast(self.decay(x_BTD)) + self.decay_bias_H)
             is_first_R1 = (torch.arange(R, device=x_BTD.device) == 0)[:, None]
             log_decay = -upcast(self.log_rate_H).exp() * step_BTH[:, :, None] * is_first_R1

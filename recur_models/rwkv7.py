@@ -133,6 +133,9 @@ class TokenShift(nn.Module):
 class RWKV7(RecurrentMixer):
     """RWKV-7's time mixing: a decay for each number of a key, and keys that replace what another key finds.
 
+    In the released code q is r, ``rate`` is a, ``taken`` is kk, and ``put`` is kk · a; ``taken_Z``, ``rate_in_key_Z`` and ``own_Z``
+    are k_k, k_a and r_k.
+
     State: ``states`` [B, H, E, V]; ``inputs`` [B, 1, D] of the token shift.
     """
 
