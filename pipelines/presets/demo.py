@@ -160,7 +160,7 @@ DEMO_GROUPS = {
         "small-*rmt*": "memory tokens: the Recurrent Memory Transformer, and the Associative one (-armt)",
         "small-*staircase*": "staircases, which read each token several times, or keep what they have read (-cached-)",
         "small-gpt2*": "GPT-2 over windows that overlap, with recurrence (-rec) and without",
-        "small-llama*": "the same with a Llama",
+        "small-llama*": "a Llama over windows that overlap, with recurrence (-rec) and without",
     },
     "Studies of what recurrence is for": {
         "study-*": "the demo's models and a Transformer-XL, trained for longer",
