@@ -17,6 +17,7 @@ import numpy as np
 from common.errors import UserError, first_cause, given_by_user
 from common.model_folder import check_is_no_adapter
 from common.places import Place
+from data_prep.documents import check_split
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import (
     TOKENIZER_FOLDER,
@@ -254,6 +255,7 @@ def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = 
     """A split of the store and corpus that `place_of` finds. Raises UserError where it is missing, has other tokens than the model,
     or its tokenizer is missing. With an ``override``, also where it is not the store of the training (`check_fits`).
     """
+    check_split(split)  # reports are named after it, so a path such as test/ will not do
     place, corpus = place_of(checkpoint, store, corpus)
     opened = SegmentStore.open(place, corpus, split, cache=checkpoint.meta["config"]["data"]["cache"])
     check_fits(checkpoint, opened, override)

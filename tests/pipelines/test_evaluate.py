@@ -250,7 +250,7 @@ def test_many_names_make_a_folder_that_the_disk_takes(train: Train, tmp_path: Pa
     [
         (["nowhere"], "nowhere does not exist"),
         ([], "name at least one run"),
-        (["RUN", "--split", "tests"], "tests"),
+        (["RUN", "--split", "tests"], "unknown split 'tests'"),
         (["RUN", "--corpus", "tex"], "tex"),
         (["RUN", "--stroe", "x"], r"did you mean --store\?"),
         (["EMPTY"], "holds no checkpoint"),

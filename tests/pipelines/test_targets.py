@@ -91,6 +91,8 @@ def test_each_split_has_a_report_of_its_own(
         command.main([str(run), "--split", split, *words, *QUIET])
     folders = [path.name for path in (tmp_path / "runs/reports").iterdir() if path.is_dir()]
     assert sorted(folders) == [name.format("run"), f"{name.format('run')}-validation"]
+    with pytest.raises(UserError, match="unknown split 'test/': did you mean 'test'"):
+        command.main([str(run), "--split", "test/", *words, *QUIET])
 
 
 def test_a_renamed_run_has_a_report_of_its_own(train: Train, tmp_path: Path) -> None:
