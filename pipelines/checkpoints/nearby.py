@@ -18,18 +18,22 @@ LOOKED_AT = 200
 """Folders that are searched for runs, so that a large folder costs no time; a tenth of them in a bucket."""
 
 
-def remedy_near(place: Place, otherwise: str) -> str:
-    """The end of an error message about a folder that is no run's: the run that it is in, else runs in it, else ``otherwise``."""
+def remedy_near(place: Place, otherwise: str, file: str = "") -> str:
+    """The end of an error message about a folder that is no run's: the run that it is in, else runs in it, else ``otherwise``.
+
+    Args:
+        file: path in a run's folder, such as /config.json, where the command takes that file and not the folder.
+    """
     with contextlib.suppress(OSError):
         for above in (place.parent, place.parent.parent):
             if is_run(above):
-                return f"did you mean {above}?"
-        found = list(islice(_runs_below(place), MOST + 1))
+                return f"did you mean {above}{file}?"
+        found = [f"{run}{file}" for run in islice(_runs_below(place), MOST + 1)]
         if len(found) == 1:
             return f"did you mean {found[0]}?"
         if found:
             more = ", …" if len(found) > MOST else ""
-            return f"name one of its runs: {', '.join(map(str, found[:MOST]))}{more}"
+            return f"name one of its runs: {', '.join(found[:MOST])}{more}"
     return otherwise
 
 

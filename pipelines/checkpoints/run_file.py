@@ -16,6 +16,7 @@ from common.model_folder import check_is_no_adapter
 from common.places import Place
 from common.uris import is_uri
 from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
+from pipelines.checkpoints.nearby import remedy_near
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig, is_run
 from recur_models import model_from_json
@@ -115,7 +116,9 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
 
 
 def refuse_path(name: str) -> None:
-    """Raise UserError if ``name`` is the folder of a run or of one of its checkpoints, or a path at which there is nothing."""
+    """Raise UserError if ``name`` is the folder of a run or of one of its checkpoints, a folder that holds runs or is in one, or a
+    path at which there is nothing.
+    """
     folder = Path(name)
     if "/" in name and not folder.exists():
         raise UserError(
@@ -128,6 +131,10 @@ def refuse_path(name: str) -> None:
             f"{name} is trained already: train {run}/config.json to continue that run, or export {name} and train the exported "
             "folder, which begins a new run with its weights"
         )
+    if folder.is_dir():
+        remedy = remedy_near(Place.parse(name), "", file="/config.json")
+        if remedy:
+            raise UserError(f"{name} is neither a preset nor an exported folder: {remedy}")
 
 
 def run_from_json(values: Mapping[str, Any]) -> TrainConfig:

@@ -33,6 +33,21 @@ def test_only_a_first_word_names_a_file() -> None:
         assert presets_with(PRESETS, words) is PRESETS
 
 
+def test_a_folder_above_runs_or_in_one_is_no_preset_and_the_runs_are_named(tmp_path: Path) -> None:
+    folders = [tmp_path / "runs" / name for name in ("a", "b", "c", "d")]
+    for folder in folders:
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    files = ", ".join(f"{folder}/config.json" for folder in folders[:3])
+    for above in (tmp_path / "runs", tmp_path):
+        with pytest.raises(
+            UserError, match=f"{above} is neither .* exported folder: name one of its runs: {files}, …$"
+        ):
+            presets_with(PRESETS, [str(above)])
+    with pytest.raises(UserError, match=rf"checkpoints is neither .*: did you mean {folders[0]}/config.json\?$"):
+        presets_with(PRESETS, [str(folders[0] / "checkpoints")])
+
+
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "some.json"
     file.write_text('{"run": "a", "model": {"name": "rec"}, "stepz": 3}')
