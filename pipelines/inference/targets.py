@@ -124,7 +124,8 @@ class EvaluationTarget:
     precision: Dtype
     lanes: int
     segment_length: int
-    """Tokens of a segment: as asked for, or as many blocks as in training."""
+    """Tokens of a segment: as asked for, but no more than training or the longest document needs; or as many blocks as in
+    training."""
 
 
 def load_targets(config: TargetsConfig) -> list[EvaluationTarget]:
@@ -182,13 +183,15 @@ def target_over(target: EvaluationTarget, windows: Mapping[str, int], config: Ta
             f"--segment-length is {config.segment_length}, and {name} has blocks of {model.block}: give a multiple of it"
         )
     changed = {field: value for field, value in windows.items() if getattr(target.model, field) != value}
-    blocks = target.segment_length // target.model.block
+    trained = target.segment_length // target.model.block * model.block
+    # Beyond the longest document, longer segments take more memory and change nothing.
+    longest_useful = max(trained, -(-longest // model.block) * model.block)
     return replace(
         target,
         name=name,
         model=model,
         changed={**changed, **target.changed},
-        segment_length=config.segment_length or blocks * model.block,
+        segment_length=min(config.segment_length, longest_useful) or trained,
     )
 
 

@@ -294,6 +294,17 @@ def test_where_mlflow_shows_an_evaluation_is_said(
     assert f"or python -m pipelines.ui --root {tmp_path}/runs\n" in capsys.readouterr().out
 
 
+def test_segments_far_longer_than_every_document_take_no_more_memory(train: Train, store: Path) -> None:
+    run = train("--steps", "2")
+    longest = int(SegmentStore.open(store, "text", "test").lengths.max())
+    enough = -(-longest // 8) * 8
+    assert enough > 32  # as in training
+    for length in (enough, 10**12):
+        evaluate.main([str(run), "--segment-length", str(length), *QUIET])
+    one, other = (list(record.metrics.values()) for record in read_records(run / "metrics.jsonl")[-2:])
+    assert one == other
+
+
 def test_another_store_needs_the_override(train: Train, make_config: Callable[..., object], tmp_path: Path) -> None:
     from pipelines.prepare import prepare
 
