@@ -1,4 +1,4 @@
-"""Choices that models and runs offer in the same words, and the target that both ignore."""
+"""Choices that models and runs offer in the same words, the target that both ignore, and the file by which an export is known."""
 
 from __future__ import annotations
 
@@ -21,3 +21,6 @@ IGNORED = -1
 
 Dtype = Literal["float32", "bfloat16"]
 """The numbers that products are computed in."""
+
+MODEL_MODULE = "modeling_throughline"
+"""The module of an exported folder that opens its model. Its config.json names it."""

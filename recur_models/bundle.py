@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transformers.utils.logging import get_logger
 
+from common.choices import MODEL_MODULE
 from recur_models.protocol import ModelConfig
 
 logger = get_logger(__name__)
@@ -25,9 +26,8 @@ PACKAGES = ("recur_models", "common")
 """Packages whose modules are written. A model of a plug-in adds the plug-in's package."""
 COMMANDS = {"pipelines", "studies", "data_prep", "tune_spaces", "benchmarks"}
 """Packages of ours that are never written."""
-MODEL = "modeling_throughline"
 TOKENIZER = "tokenization_throughline"
-"""Modules that config.json and tokenizer_config.json name."""
+"""The module that tokenizer_config.json names; `MODEL_MODULE` is the one of config.json."""
 
 
 def write_model(folder: Path, config: ModelConfig) -> None:
@@ -46,7 +46,7 @@ def write_model(folder: Path, config: ModelConfig) -> None:
         "from .recur_models_hf_model import ThroughlineForCausalLM, ThroughlineModel",
         f"from .recur_models_registry import register\n\nregister({name})\n",
     ]
-    (folder / f"{MODEL}.py").write_text("\n".join(entry), "utf-8")
+    (folder / f"{MODEL_MODULE}.py").write_text("\n".join(entry), "utf-8")
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from recur_models.bundle import MODEL, write_model
+from common.choices import MODEL_MODULE
+from recur_models.bundle import write_model
 from recur_models.protocol import ModelConfig
 from recur_models.registry import model_from_json
 
@@ -61,7 +62,7 @@ class ThroughlineConfig(PreTrainedConfig):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, self.begin_of_document_id)
-        self.auto_map = {auto: f"{MODEL}.{name}" for auto, name in AUTO_CLASSES.items()}
+        self.auto_map = {auto: f"{MODEL_MODULE}.{name}" for auto, name in AUTO_CLASSES.items()}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write config.json, and the modules that open a model of it (bundle.py)."""

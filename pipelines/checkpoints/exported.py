@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from common.choices import MODEL_MODULE
 from common.files import digest, parse_json
 from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
@@ -42,7 +43,7 @@ UNRECORDED: Mapping[str, Any] = {
 PREFIX = "model."
 """Prefix of the name of each weight in an exported folder."""
 REMEDY = "export the checkpoint again"
-CODE = "modeling_throughline.py"
+CODE = f"{MODEL_MODULE}.py"
 """A file of an exported folder, by which it is known if its config.json is damaged or gone."""
 MADE_BY_OTHERS = ("checkpoint.json", "optimizer.safetensors", "adapter_config.json")
 """Files of a checkpoint, damaged or not, or of an adapter: a folder with one of them is no exported folder."""
