@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.files import digest, parse_json
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, root_of
-from pipelines.config.run import TrackingConfig
+from pipelines.config.run import REPORTS, TrackingConfig
 from pipelines.inference.report_folder import HOME, first_writable
 from pipelines.inference.targets import tracked_as
 from pipelines.reports.comparison import PICTURES, Comparison, compare, comparison_table, seeds_of, write_comparison
@@ -67,7 +67,7 @@ def root_for(asked: str, compared: Sequence[Place]) -> Place:
         return Place.parse(asked)
     beside = [root_of(place, config_of(place).get("run", "")) for place in compared if place.is_dir()][:1]
     places = [*beside, Place.parse(HOME)]
-    chosen = next((place for place in places if (place / "reports").is_writable()), places[-1])
+    chosen = next((place for place in places if (place / REPORTS).is_writable()), places[-1])
     if chosen != places[0]:
         print(f"note: {places[0]} cannot be written: the report goes below {chosen}", flush=True)
     return chosen
@@ -117,12 +117,12 @@ def main(argv: list[str]) -> None:
     places = [Place.parse(name) for name in config.runs]
     config = replace(config, tracking=tracking_for(config.tracking, places))
     all_runs = root_for(config.root, places)
-    root = RunFolder(all_runs / "reports", trains=True).folder.parent  # for a bucket: the local folder of MLflow's file
+    root = RunFolder(all_runs / REPORTS, trains=True).folder.parent  # for a bucket: the local folder of MLflow's file
     check_tracking(config.tracking, root)
     comparison = compare(collect(config.runs, config.tracking, root, every))
     which = "" if config.trials == "auto" else f"-{config.trials}"
     name = cli.file_name("compare-" + "-vs-".join(below(all_runs, place) for place in places) + which)
-    output = first_writable([Place.parse(config.output) if config.output else all_runs / "reports" / name])
+    output = first_writable([Place.parse(config.output) if config.output else all_runs / REPORTS / name])
     target = RunFolder(output)  # for a bucket it is written in a working folder first
     paths = write_comparison(comparison, target.folder)
     target.publish_report(paths, PICTURES)

@@ -39,7 +39,7 @@ from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
 from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
 from pipelines.checkpoints.nearby import remedy_near
-from pipelines.config.run import TrainConfig
+from pipelines.config.run import REPORTS, TrainConfig
 
 TRAIN_FIRST = "train the run first, or name a checkpoint's folder"
 """The remedy where a folder holds no checkpoint."""
@@ -284,7 +284,7 @@ def reports_of(run: RunFolder) -> Place:
     """The folder of reports beside a run, or beside the sweep that it is a trial of."""
     sweep = run.place.parent.parent
     beside = sweep if (sweep / "sweep.json").exists() else run.place
-    return beside.parent / "reports"
+    return beside.parent / REPORTS
 
 
 def find_run(text: str | Path) -> tuple[RunFolder, str]:

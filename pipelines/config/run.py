@@ -234,7 +234,9 @@ def is_run(place: Place) -> bool:
 MLFLOW_DATABASE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlartifacts"
 """MLflow's own file and folder below --root, where no server keeps them."""
-KEPT_NAMES = (MLFLOW_DATABASE, MLFLOW_ARTIFACTS, "reports")
+REPORTS = "reports"
+"""Folder of the reports below --root."""
+KEPT_NAMES = (MLFLOW_DATABASE, MLFLOW_ARTIFACTS, REPORTS)
 """Names below --root that no run may have."""
 CHANGEABLE_ON_RESUME = (
     "tracking",

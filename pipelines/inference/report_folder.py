@@ -12,6 +12,7 @@ import xxhash
 from common.errors import UserError
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder, reports_of
+from pipelines.config.run import REPORTS
 from pipelines.terminal import cli
 
 HOME = "runs"
@@ -42,7 +43,7 @@ def output_for(asked: str, run: RunFolder | None, name: str, split: str) -> Plac
     may lie in several places. Raises UserError, before anything is scored, where it cannot be written either.
     """
     name = cli.file_name(name if split == "test" else f"{name}-{split}")
-    reports = Place.parse(HOME) / "reports"
+    reports = Place.parse(HOME) / REPORTS
     if asked:
         places = [Place.parse(asked)]
     elif run is None:

@@ -24,11 +24,11 @@ from typing import Any
 from urllib.parse import quote
 
 from common.files import parse_json, write_atomically
+from pipelines.config.run import REPORTS
 from pipelines.reports.html_parts import page, sorting_table
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 
-FOLDER = "reports"
 NAME = "index.html"
 BEGINNING = 20_000
 """Characters that are read of a page of tokens: they hold its title, and the page may have megabytes."""
@@ -104,11 +104,11 @@ def refresh_index(report: Path) -> Path | None:
     """Write the page of all reports below this report's root, and print its path. Returns the path; None if the report is in no
     folder `reports` or `tables`, or the page cannot be written.
     """
-    root = next((above.parent for above in (report, *report.parents[:2]) if above.name in (FOLDER, "tables")), None)
+    root = next((above.parent for above in (report, *report.parents[:2]) if above.name in (REPORTS, "tables")), None)
     if root is None:
         return None
     folders = [
-        *(root / FOLDER).glob("*"),
+        *(root / REPORTS).glob("*"),
         *(root / "tables").glob("*"),
         *(root / "tables").glob("*/tokens"),
         *(root / "tables").glob("*/continuations"),
@@ -121,7 +121,7 @@ def refresh_index(report: Path) -> Path | None:
             if file.is_file():
                 found.append((file.stat().st_mtime, kind, folder))
     found.sort(key=itemgetter(0), reverse=True)
-    path = root / FOLDER / NAME
+    path = root / REPORTS / NAME
     try:
         path.parent.mkdir(exist_ok=True)
         text = page_of([row(kind, folder, time, path.parent) for time, kind, folder in found], root.name)

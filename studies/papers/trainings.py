@@ -32,7 +32,7 @@ from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.cluster.readiness import needs
 from pipelines.config.dotted import options, with_fields
-from pipelines.config.run import TrackingConfig, TrainConfig, check_resumable, may_change
+from pipelines.config.run import REPORTS, TrackingConfig, TrainConfig, check_resumable, may_change
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.presets import PRESETS
 from pipelines.reports.evaluation import read_report
@@ -252,7 +252,7 @@ class Training:
         """Folder of the evaluation on a split."""
         windows = "".join(f"-{name}-{value}" for name, value in self.read.items())
         of_best = "-best" if self.checkpoint == "best" else ""
-        return self.study.root / "reports" / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
+        return self.study.root / REPORTS / cli.file_name(f"{self.name}{windows}{of_best}-{split}")
 
     @property
     def scored_folder(self) -> Path:
