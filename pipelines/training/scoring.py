@@ -36,7 +36,6 @@ from pipelines.config.run import ModelSettings, TrainConfig
 from pipelines.tracking.chance import edges_of
 from pipelines.tracking.score import Score
 from pipelines.training.reading import (
-    SEGMENTS,
     DocumentPass,
     Kept,
     Segment,
@@ -229,7 +228,6 @@ def score_split(
     segment_length: int,
     world: World,
     clearing: StateMode = "nothing",
-    reset: StateReset = SEGMENTS,
     limit_tokens: int | None = None,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[], object] = lambda: None,
@@ -237,7 +235,7 @@ def score_split(
     """Score the split over all processes of ``world``. Each reads its own range of lanes, and all return the same score.
 
     Args:
-        clearing: the part of the State that is cleared; ``reset``: where.
+        clearing: the part of the State that is cleared at the start of each segment.
         limit_tokens: read only about this many tokens, the long beginnings of a few documents (`EvaluationLanes`).
         progress: called after each step.
 
@@ -257,16 +255,12 @@ def score_split(
     sums_3P = np.zeros((3, -(-int(schedule.lengths.max()) // bucket)))
     model.eval()
     own = world.lanes(schedule.lanes)
-    segments = read_segments(
-        model, store, schedule, own, world.device, clearing=clearing, reset=reset, autocast=autocast
-    )
-    for segment in segments:
+    for segment in read_segments(model, store, schedule, own, world.device, clearing=clearing, autocast=autocast):
         add_to(sums_3P, segment, bucket)
         progress()
     model.train(was_training)
     sums_3P = world.sum(torch.from_numpy(sums_3P).to(world.device)).cpu().numpy()
-    beyond = reset.first(segment_length, model.block)
-    return score_of(store, schedule.lengths, sums_3P, bucket=bucket, beyond=beyond)
+    return score_of(store, schedule.lengths, sums_3P, bucket=bucket, beyond=segment_length)
 
 
 def score_of(store: SegmentStore, lengths: np.ndarray, sums_3P: np.ndarray, *, bucket: int, beyond: int) -> Score:
