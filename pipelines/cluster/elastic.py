@@ -62,7 +62,7 @@ def train_on_ray(
     use_gpu = config.uses_gpu(ray.cluster_resources().get("GPU", 0))
     check_machines(config, use_gpu)
     run = RunFolder.of(config)
-    failures = 0
+    failures = 0  # in a row without a new checkpoint in between
     damaged = run.beyond(first_step)
     resize = Stop(run.place, RESIZE)
     scratch = scratch_of(config)
@@ -81,14 +81,17 @@ def train_on_ray(
                 print("there is room for more workers: starting again", flush=True)
                 continue
             failures = 1 if newest > before else failures + 1
+            # A user's error would come again. A save that fails while the run stops is not tried again.
             final = cause_of(error, (UserError, SaveError) if asked_to_stop else UserError)
-            if final or (failures > config.max_failures and not asked_to_stop):
-                raise final or error
-            again = f"starting again from {'the newest checkpoint' if newest else 'the first step'}"
-            then = "it was asked to stop" if asked_to_stop else again
-            print(f"{why(run, error)}: {then}", file=sys.stderr, flush=True)
+            if final:
+                raise final
             if asked_to_stop:
+                print(f"{why(run, error)}: it was asked to stop", file=sys.stderr, flush=True)
                 break
+            if failures > config.max_failures:
+                raise error
+            begin = "the newest checkpoint" if newest else "the first step"
+            print(f"{why(run, error)}: starting again from {begin}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError):  # a bucket that does not answer must not hide how the run ended
         resize.clear()
         scratch.delete()
