@@ -78,8 +78,5 @@ def learning_rate(step: int, steps: int, optim: OptimConfig, schedule: ScheduleC
     if schedule.name == "constant":
         return optim.lr * warm
     progress = min(1.0, max(0.0, (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)))
-    return (
-        optim.lr
-        * warm
-        * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
-    )
+    least = schedule.min_lr_ratio
+    return optim.lr * warm * (least + (1 - least) * 0.5 * (1 + math.cos(math.pi * progress)))

@@ -44,17 +44,18 @@ class TrainState:
         if worth is not None and step > config.schedule.warmup_steps:
             self.worths = [*self.worths, worth][-PATIENCE:]
         bits = metrics.get("validation/bits_per_token")
-        if bits is not None:  # missing where it is NaN
-            best_by = metrics.get(config.checkpoint.best_by)
-            if best_by is None:
-                print(
-                    f"warning: step {step:,} has no {config.checkpoint.best_by}, and its checkpoint is not ranked by it",
-                    flush=True,
-                )
-                self.validation = None
-                return
-            text = validated.manifest.fingerprint
-            self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by, "store": text}
+        best_by = metrics.get(config.checkpoint.best_by)
+        if bits is None:  # it is NaN
+            return
+        if best_by is None:
+            print(
+                f"warning: step {step:,} has no {config.checkpoint.best_by}, and its checkpoint is not ranked by it",
+                flush=True,
+            )
+            self.validation = None
+            return
+        text = validated.manifest.fingerprint
+        self.validation = {"step": step, "bits_per_token": bits, "best_by": best_by, "store": text}
 
     def warn_of_unused_state(self, health: Health, tracker: Tracker, step: int) -> None:
         """Print once that the model has begun to ignore its recurrent State, or to use it again, and tag the run with it."""
