@@ -62,10 +62,10 @@ def train_as_worker(
     plugins.load()
     run_folder = RunFolder.of(config)
     records = RECORDS if world.rank == 0 else ()
-    fence = file_lock(run_folder.folder / "checkpoints", "an earlier start of this run", ZOMBIE_SECONDS)
     with ExitStack() as stack:
         if world.rank == 0:
-            stack.enter_context(fence)
+            folder = run_folder.folder / "checkpoints"
+            stack.enter_context(file_lock(folder, "an earlier start of this run", ZOMBIE_SECONDS))
         run_folder.fetch(*records)  # before anything is published: a bucket may have newer ones than this machine
         stack.enter_context(run_folder.published(*records, f"logs/worker-{world.rank}.log"))
         if world.rank == 0:
