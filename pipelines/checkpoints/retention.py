@@ -64,9 +64,7 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
 
 
 def validated_on(checkpoint: Snapshot) -> tuple[str, int]:
-    """What tells the texts of validations apart: the fingerprint of the validation split, and how many of its tokens were read at
-    most.
-    """
+    """Identifies the text of a validation: the fingerprint of the validation split, and the most tokens of it that were read."""
     return checkpoint.meta["validation"]["store"], checkpoint.meta["config"]["validate_tokens"]
 
 
