@@ -157,28 +157,40 @@ class Shard(NamedTuple):
     reset: StateReset = SEGMENTS
 
     def split(self, count: int, block: int) -> list[Self]:
-        """Divide the documents among ``count`` shards: the longest first, each to the shard that has least. Shards without
-        documents are left out. A shard has no more lanes than can be kept busy while its longest document is read.
+        """Divide the documents among ``count`` shards (`shares_of`). ``block``: tokens of the model's block.
+
+        A shard has no more lanes than can be kept busy while its longest document is read.
         """
         aligned = self.clearing != "nothing"
         every = self.reset.every * block
         segment_length = self.segment_length
         if aligned and 0 < every <= segment_length:  # then State is cleared on all lanes at once
             segment_length = segment_length // every * every
-        lengths = np.zeros((count, len(self.lengths)), dtype=np.int64)
-        filled = [(0, number) for number in range(count)]
-        for document in np.argsort(-self.lengths, kind="stable")[: np.count_nonzero(self.lengths)]:
-            tokens, number = filled[0]
-            lengths[number, document] = self.lengths[document]
-            heapreplace(filled, (tokens + int(self.lengths[document]), number))
         found = []
-        for number, own in enumerate(lengths[lengths.any(1)]):
+        for number, own in enumerate(shares_of(self.lengths, count)):
             taken = -(-own // (segment_length if aligned else block))
             lanes = min(self.lanes, int(-(-taken.sum() // taken.max())))
             # With fewer lanes, longer segments keep a step as large, unless State may be cleared at each segment.
             length = segment_length * (1 if aligned else self.lanes // lanes)
             found.append(self._replace(name=f"{self.name}-{number}", lengths=own, lanes=lanes, segment_length=length))
         return found
+
+
+def shares_of(lengths: np.ndarray, count: int) -> np.ndarray:
+    """Divide documents among ``count`` shares: the longest first, each to the share that has least.
+
+    Args:
+        lengths: int64 [documents], in tokens.
+
+    Returns int64 [shares, documents]: the lengths, with 0 for documents of other shares. Shares without documents are left out.
+    """
+    shares = np.zeros((count, len(lengths)), dtype=np.int64)
+    filled = [(0, number) for number in range(count)]  # a heap: the tokens of each share
+    for document in np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]:
+        tokens, number = filled[0]
+        shares[number, document] = lengths[document]
+        heapreplace(filled, (tokens + int(lengths[document]), number))
+    return shares[shares.any(1)]
 
 
 Kept = dict[str, np.ndarray]
