@@ -170,8 +170,11 @@ class Shard(NamedTuple):
         for number, own in enumerate(shares_of(self.lengths, count)):
             taken = -(-own // (segment_length if aligned else block))
             lanes = min(self.lanes, int(-(-taken.sum() // taken.max())))
-            # With fewer lanes, longer segments keep a step as large, unless State may be cleared at each segment.
-            length = segment_length * (1 if aligned else self.lanes // lanes)
+            length = segment_length
+            if not aligned:  # else State may be cleared at each segment
+                # With fewer lanes, longer segments keep a step as large, as far as there are documents to fill them.
+                fullest = max(int(taken.max()), int(-(-taken.sum() // lanes))) * block
+                length = min(segment_length * (self.lanes // lanes), fullest)
             found.append(self._replace(name=f"{self.name}-{number}", lengths=own, lanes=lanes, segment_length=length))
         return found
 

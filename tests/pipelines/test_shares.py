@@ -116,6 +116,15 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
     assert len(split(np.array([5, 0]), 3)) == 1
 
 
+def test_no_lane_has_segments_that_its_documents_do_not_fill() -> None:
+    nowhere: Any = None
+    for lengths, lanes, tokens in (([100], 1, 104), ([100, 90], 2, 104), ([100, 90, 30], 3, 104), ([9] * 80, 8, 160)):
+        [shard] = Shard("all", nowhere, np.array(lengths), 8, 10**9).split(1, 8)
+        assert (shard.lanes, shard.segment_length) == (lanes, tokens)
+    [shard] = Shard("all", nowhere, np.array([1000]), 8, 16).split(1, 8)
+    assert (shard.lanes, shard.segment_length) == (1, 128)
+
+
 def test_a_long_document_has_no_more_positions_than_others(scored: Scoring, monkeypatch: pytest.MonkeyPatch) -> None:
     fine, block = scores(scored), scored.model.block
     most = 30
