@@ -29,7 +29,7 @@ from common.uris import is_uri
 from data_prep.corpora import check_corpus
 from data_prep.documents import SPLITS, check_split
 from pipelines.config.dotted import option_words, words_of
-from pipelines.config.run import flatten, to_json
+from pipelines.config.run import REPORTS, flatten, to_json
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.training.jobs import Job, JobRecord, run_jobs
@@ -181,7 +181,7 @@ def _training(config: PipelineConfig, preset: str) -> list[Job]:
 
 def _evaluation(config: PipelineConfig) -> Job:
     split = "" if config.split == "test" else f"-{config.split}"
-    report = _below(config.root, f"reports/{cli.file_name('-vs-'.join(config.runs) + split)}")
+    report = _below(config.root, f"{REPORTS}/{cli.file_name('-vs-'.join(config.runs) + split)}")
     folders = (_below(config.root, run) for run in config.runs)
     words = (*folders, "--split", config.split, "--output", report)
     reads = (*_checkpoints(config), _manifest(config, config.split))
@@ -192,7 +192,7 @@ def _evaluation(config: PipelineConfig) -> Job:
 
 
 def _comparison(config: PipelineConfig) -> Job:
-    report = _below(config.root, f"reports/{cli.file_name('compare-' + '-vs-'.join(config.runs))}")
+    report = _below(config.root, f"{REPORTS}/{cli.file_name('compare-' + '-vs-'.join(config.runs))}")
     folders = (_below(config.root, run) for run in config.runs)
     words = (*folders, "--root", config.root, "--output", report)
     made = (Place.parse(report),)
