@@ -10,6 +10,8 @@ from common.errors import is_users
 from common.places import Place
 from common.uris import PlaceError
 
+WORD = "i" * 200_000
+
 
 @pytest.mark.parametrize(
     ("text", "public"),
@@ -35,6 +37,7 @@ from common.uris import PlaceError
         ("http://[::1]:5000/a?x=b@c", "http://[::1]:5000/a?x=b@c"),
         ("sqlite:////home/a:b@c/x.db", "sqlite:////home/a:b@c/x.db"),
         ("lr: 3@4; really? yes?", "lr: 3@4; really? yes?"),
+        pytest.param(WORD + "://K:S@b", WORD + "://b", id="a long word, which once took minutes"),
     ],
 )
 def test_what_is_left(text: str, public: str) -> None:
