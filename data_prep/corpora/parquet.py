@@ -162,7 +162,7 @@ class Parquet:
                     number += 1
                     id, title = next(names, (None, None))
                     if self.id_column:
-                        if id is None or id in seen:
+                        if not id or id in seen:
                             what = f"has the id {id!r} of an earlier row" if id else "has no id"
                             raise CorpusError(f"{file.place} row {number} {what}: give another --id-column")
                         seen.add(id)

@@ -325,6 +325,14 @@ def test_wrong_parquet(tmp_path: Path) -> None:
             read_all(Parquet(source=str(path), text_column="body"))
 
 
+@pytest.mark.parametrize("id", [None, ""])
+def test_parquet_rows_without_an_id(tmp_path: Path, id: str | None) -> None:
+    """An empty id would be replaced by the row's number."""
+    path = parquet(tmp_path / "test.parquet", [{"text": "a", "id": "1"}, {"text": "b", "id": id}])
+    with pytest.raises(CorpusError, match=r"test\.parquet row 2 has no id: give another --id-column"):
+        Parquet(source=str(path), id_column="id").sources("test")
+
+
 def test_shards_are_prepared_like_files(tmp_path: Path, make_config, text_folder: Path) -> None:
     """The same texts from files, from JSON lines and from Parquet give the same tokens."""
     stores = {}
