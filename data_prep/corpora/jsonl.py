@@ -61,11 +61,11 @@ class JsonLines:
     text_field: str = "text"
     """Field that holds the text."""
     id_field: str = ""
-    """Field that holds a document's id, a string or a number; without it, the file and the line."""
+    """Field that holds a document's id, a string or an integer; without it, the file and the line."""
     title_field: str = ""
     """Field that holds a document's title; without it, its id."""
     thread_field: str = ""
-    """Field that holds the id of a line's thread, a string or a number: the lines of a thread, which follow each other, are one
+    """Field that holds the id of a line's thread, a string or an integer: the lines of a thread, which follow each other, are one
     document, of that id."""
     thread_separator: str = field(default="\n\n", metadata={"text": True})
     """Stands between the texts of a thread."""
@@ -269,7 +269,7 @@ class JsonLines:
             if isinstance(value, bool) or not isinstance(value, (str, int)):
                 option = "--id-field" if self.id_field else "--thread-field"
                 raise CorpusError(
-                    f"{file} line {number} has no string or number in field {field!r}: give another {option}"
+                    f"{file} line {number} has no string or integer in field {field!r}: give another {option}"
                 )
             id = _whole(str(value), file, number)
         title = record.get(self.title_field) if self.title_field else None

@@ -60,7 +60,7 @@ class Parquet:
     text_column: str = "text"
     """Column that holds the text."""
     id_column: str = ""
-    """Column that holds a document's id, a string or a number; without it, the file and the row."""
+    """Column that holds a document's id, a string or an integer; without it, the file and the row."""
     title_column: str = ""
     """Column that holds a document's title; without it, its id."""
     split_by: Literal["file", "hash"] = "file"
@@ -220,7 +220,7 @@ class Parquet:
                 title = _plain(row.get(self.title_column), where)
                 if id is not None and (isinstance(id, bool) or not isinstance(id, (str, int))):
                     raise CorpusError(
-                        f"{where} has no strings or numbers in column {self.id_column!r}: name another with --id-column"
+                        f"{where} has no strings or integers in column {self.id_column!r}: name another with --id-column"
                     )
                 yield None if id is None else str(id), title if isinstance(title, str) else None
 

@@ -152,7 +152,7 @@ def test_json_threads_that_are_not_whole(tmp_path: Path) -> None:
         corpus.sources("train")
     put(tmp_path, {"train.jsonl": threads("a", None)})
     with pytest.raises(
-        CorpusError, match=r"line 2 has no string or number in field 'thread': give another --thread-field"
+        CorpusError, match=r"line 2 has no string or integer in field 'thread': give another --thread-field"
     ):
         corpus.sources("train")
     with pytest.raises(CorpusError, match=r"give --id-field or --thread-field, not both"):
@@ -238,7 +238,8 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
             {"id_field": "id"},
             r"line 2 has the id '1' of an earlier line",
         ),
-        (b'{"text": "a", "id": null}\n', {"id_field": "id"}, r"line 1 has no string or number in field 'id'"),
+        (b'{"text": "a", "id": null}\n', {"id_field": "id"}, r"line 1 has no string or integer in field 'id'"),
+        (b'{"text": "a", "id": 1.5}\n', {"id_field": "id"}, r"line 1 has no string or integer in field 'id'"),
         (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
         (zstd(b'{"text": "a"}\n' * 99)[:-1], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
     ],

@@ -172,7 +172,7 @@ def test_json_numbers_of_any_size(tmp_path: Path) -> None:
     put(tmp_path, {"a.jsonl": f'{{"text": "one", "n": {digits}, "key": 1}}\n{{"text": "two", "key": 2}}\n'})
     assert list(read_all(JsonLines(source=str(tmp_path)))[0].values()) == ["one", "two"]
     assert read_all(JsonLines(source=str(tmp_path), id_field="key"))[0] == {"1": "one", "2": "two"}
-    with pytest.raises(CorpusError, match=r"line 1 has no string or number in field 'n': give another --id-field"):
+    with pytest.raises(CorpusError, match=r"line 1 has no string or integer in field 'n': give another --id-field"):
         read_all(JsonLines(source=str(tmp_path), id_field="n"))
 
 
