@@ -326,7 +326,9 @@ def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
     text = decode_utf8(data, file, offset)
     try:
         record = _json_value(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise CorpusError(f"{file} line {number} is nested too deeply: take it out") from None
+    except ValueError as error:
         why = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
         raise CorpusError(
             f"{file} line {number} is not JSON ({why}): correct it or take it out, since every line is to be one object"
