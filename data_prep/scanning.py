@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from data_prep.documents import Corpus, Document, Labelled, Scanned, Skipped, Source, scan
-from data_prep.sources import names_of, reread, take
+from data_prep.sources import names_of, read_sources, reread, take
 from data_prep.tokenizers import SymbolsTokenizer, encode_labelled
 
 LINES = 1 << 14
@@ -91,7 +91,7 @@ def scan_group(corpus: Corpus, sources: Sequence[Source]) -> ScannedGroup:
     raw = False
     symbols = SymbolsTokenizer(corpus.symbols()) if isinstance(corpus, Labelled) else None
 
-    for item in corpus.read(sources):
+    for item in read_sources(corpus, sources):
         if isinstance(item, Document):
             raw = raw or isinstance(item.text, bytes)
             if symbols:

@@ -137,6 +137,14 @@ def group_by_bytes(sizes: np.ndarray, limit: int) -> list[range]:
     return groups
 
 
+def read_sources(corpus: Corpus, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+    """Read some sources of one split, as `Corpus.read`. Raises CorpusError also for a file that is gone since it was listed."""
+    try:
+        yield from corpus.read(sources)
+    except FileNotFoundError as error:
+        raise CorpusError(f"{error.filename} went away while it was being prepared: start again") from None
+
+
 def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:
     """Read the documents that a scan saw once more, in the order of the scan.
 
@@ -148,7 +156,7 @@ def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) 
     """
     ids, _ = names_of(sources)
     expected = zip(ids, checksums, strict=True)
-    for item in corpus.read(sources):
+    for item in read_sources(corpus, sources):
         if isinstance(item, Skipped):
             continue
         id, digest = next(expected, (None, 0))

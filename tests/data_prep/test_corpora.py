@@ -417,6 +417,20 @@ def test_skipped_are_counted_and_documents_read_again() -> None:
         list(reread(Mixed((("a", "words", 0), ("d", "PDF", 0))), kept, checksums))
 
 
+@pytest.mark.parametrize("kind", [Text, Pg19])
+def test_a_file_that_is_gone_since_it_was_listed(books: Path, kind: Any) -> None:
+    corpus = kind(source=str(books))
+    sources = corpus.sources("validation")
+    group = scan_group(corpus, sources)
+    shutil.rmtree(books / "validation")
+    (books / "validation").mkdir()
+    gone = r"validation/\w+\.txt went away while it was being prepared: start again"
+    with pytest.raises(CorpusError, match=gone):
+        scan_group(corpus, sources)
+    with pytest.raises(CorpusError, match=gone):
+        list(reread(corpus, sources, group.xxh3.tolist()))
+
+
 def test_bytes_need_the_bytes_tokenizer(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(make_config(tokenizer="sentencepiece-bpe:400"))
     model = make_config().folder / "tokenizer" / "tokenizer.model"
