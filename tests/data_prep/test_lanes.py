@@ -287,8 +287,8 @@ def test_errors(arguments: dict, words: str) -> None:
 
 def test_pg19_sized_schedule_is_quick() -> None:
     lengths = np.random.default_rng(0).lognormal(11.2, 0.8, 28_602).astype(np.int64) + 1
-    start = time.perf_counter()
+    start = time.process_time()
     schedule = TrainingLanes(lengths, lanes=4096, segment_length=4096, block=512, seed=0)
     assert schedule.valid_tokens(500) > 0
     assert schedule.fill(500) > 0.99
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
