@@ -183,6 +183,7 @@ def test_figures_4_to_6_print_no_number_of_table_4_as_their_own() -> None:
     for name in ("figure-4", "figure-5", "figure-6"):
         table = TABLES[name]
         assert not any(row.paper for row in table.rows)
+        assert set(table.note) == {"tiny", "paper"}
         assert all("gives no number" in note and "Table 4" in note for note in table.note.values())
 
 
@@ -232,4 +233,5 @@ def test_section_4_3_adds_a_recurrent_layer_or_one_that_is_not() -> None:
         assert {(model.gate, model.cell) for model in models} == {("fixed", "skip")}
         assert {run.data.tokenizer for row in rows for run in row.runs["paper"].values()} == {"FOLDER/t5.model"}
     assert {f"pg19-{name}" for name in LAYERS} <= set(PRESETS) and not any(row.paper for row in rows)
-    assert all("did not improve" in note for note in TABLES["section-4.3"].note.values())
+    notes = TABLES["section-4.3"].note
+    assert set(notes) == {"tiny", "paper"} and all("did not improve" in note for note in notes.values())
