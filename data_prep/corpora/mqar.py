@@ -101,7 +101,10 @@ class Mqar(Task):
         return [self.symbol(i) for i in range(self.vocabulary)]
 
     def symbol(self, number: int) -> str:
-        return f"{'k' if number < self.vocabulary // 2 else 'v'}{number}" if number else BLANK
+        if number == 0:
+            return BLANK
+        kind = "k" if number < self.vocabulary // 2 else "v"
+        return f"{kind}{number}"
 
     def size(self, split: str, index: int) -> int:
         length = self.tokens_of(split, index)

@@ -222,7 +222,8 @@ class Parquet:
                     raise CorpusError(
                         f"{where} has no strings or integers in column {self.id_column!r}: name another with --id-column"
                     )
-                yield None if id is None else str(id), title if isinstance(title, str) else None
+                id = None if id is None else str(id)
+                yield id, title if isinstance(title, str) else None
 
 
 def _plain(cell: Any, where: str) -> Any:

@@ -70,7 +70,11 @@ class PythonSource:
     def _text(self, source: Source) -> str:
         package = self.root / source.id
         module = self.root / f"{source.id}.py"
-        paths = [*(_files(package) if package.is_dir() else ()), *(_files(module) if module.is_file() else ())]
+        paths: list[Path] = []
+        if package.is_dir():
+            paths += _files(package)
+        if module.is_file():
+            paths += _files(module)
         return "".join(f"# file: {path.relative_to(self.root).as_posix()}\n{_decode(path)}\n" for path in paths)
 
 

@@ -126,7 +126,11 @@ class Forward:
     def rest(self) -> bytes:
         """All that is left. Raises TooLarge where it passes the limit."""
         pieces = []
-        while piece := self.read(CHUNK if self._limit is None else min(CHUNK, self._limit - self._position)):
+        while True:
+            size = CHUNK if self._limit is None else min(CHUNK, self._limit - self._position)
+            piece = self.read(size)
+            if not piece:
+                break
             pieces.append(piece)
         self._skip(1)
         return b"".join(pieces)
