@@ -40,6 +40,8 @@ class Source(NamedTuple):
 
 
 class Document(NamedTuple):
+    """A document that has been read."""
+
     id: str
     title: str
     text: str | bytes

@@ -36,6 +36,8 @@ class MissingSplit(StoreError):
 
 @dataclass(frozen=True)
 class TokenizerInfo:
+    """The tokenizer of a split."""
+
     name: str
     vocab_size: int
     """Ids, the begin-of-document id included."""
@@ -48,6 +50,8 @@ class TokenizerInfo:
 
 @dataclass(frozen=True)
 class Totals:
+    """Sums over the documents of a split."""
+
     documents: int
     skipped: dict[str, int]
     """Counts of skipped items, by reason: `empty` documents hold nothing but whitespace."""
@@ -62,6 +66,8 @@ class Totals:
 
 @dataclass(frozen=True)
 class RecordBatchEntry:
+    """A record batch of a part: where its bytes are, and their checksum."""
+
     rows: int
     offset: int
     """Byte in the part at which the record batch begins."""
@@ -77,6 +83,8 @@ class RecordBatchEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
+    """A segment file of a split, with its checksums."""
+
     name: str
     bytes: int
     rows: int
@@ -122,6 +130,8 @@ class DocumentEntry:
 
 @dataclass(frozen=True)
 class Manifest:
+    """The content of a split's manifest.json."""
+
     fingerprint: str
     inputs: dict[str, Any]
     """The values in the fingerprint: corpus, tokenizer, parameters."""

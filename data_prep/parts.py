@@ -100,6 +100,7 @@ class PartResult:
 
 
 def part_name(index: int) -> str:
+    """The file name of a split's part."""
     return f"part-{index:05d}.arrow"
 
 

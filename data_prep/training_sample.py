@@ -49,7 +49,10 @@ def sample_documents(scan: SplitScan) -> np.ndarray:
 
 
 def sample_lines(scan: SplitScan, documents: np.ndarray) -> Iterator[str]:
-    """The lines of some documents. Long lines are cut, since SentencePiece would leave them out."""
+    """The lines of some documents, by their indices (int64). Long lines are cut, since SentencePiece would leave them out.
+
+    Raises TokenizerError for a document of bytes, and CorpusError for one that has changed since the scan.
+    """
     for document in scan.reread(documents):
         text = document.text
         if isinstance(text, bytes):

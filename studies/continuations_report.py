@@ -63,6 +63,7 @@ def summary(passages: Sequence[Passage]) -> str:
 
 
 def shown(passage: Passage, name: str) -> str:
+    """A text of a passage; of a long context its end alone."""
     text = getattr(passage, name)
     return f"… {text[-SHOWN:]}" if name == "context" and len(text) > SHOWN else text
 

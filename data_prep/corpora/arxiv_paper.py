@@ -60,6 +60,8 @@ def slice_of(file: pa.NativeFile, offset: int, size: int) -> Opener:
 
 
 def whole_file(place: Place) -> Opener:
+    """Opens a paper that is a file of its own."""
+
     @contextmanager
     def open_file() -> Iterator[tuple[Any, int]]:
         with place.open_stream() as stream:

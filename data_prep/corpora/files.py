@@ -70,6 +70,8 @@ def check_links(files: Sequence[Listed], takes: Callable[[str], bool]) -> None:
 def shards(name: str, source: str, endings: tuple[str, ...], takes: Callable[[str], bool]) -> list[Listed]:
     """The files that `--source` names: one file, or all that the corpus ``takes`` in a folder and the folders in it that are not
     hidden. ``endings`` of them are for the message.
+
+    Raises CorpusError where there is no such file, or one with a name that is not UTF-8.
     """
     root = place_of(name, source)
     if root.is_file():

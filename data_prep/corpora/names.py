@@ -43,6 +43,7 @@ HELD_OUT = 1000
 
 
 def filler(rng: random.Random) -> str:
+    """A line of four random words."""
     return " ".join(rng.choices(WORDS, k=4)) + "\n"
 
 

@@ -67,6 +67,7 @@ def elements(group: Group) -> list[tuple[int, ...]]:
 
 @cache
 def names(group: Group) -> list[str]:
+    """The symbol of each element: its images, counted from 1, as in 213."""
     return ["".join(str(image + 1) for image in images) for images in elements(group)]
 
 

@@ -72,6 +72,7 @@ class RandomWalk(Task):
 
 
 def state_of(grid: int, x: int, y: int, heading: int) -> int:
+    """The number of the state of an agent in cell (x, y) with this index into AHEAD."""
     return (x * grid + y) * len(AHEAD) + heading
 
 

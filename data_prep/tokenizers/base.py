@@ -19,6 +19,8 @@ class TokenizerError(UserError):
 
 
 class Tokenizer(Protocol):
+    """Turns text into ids and back."""
+
     @property
     def name(self) -> str: ...
 
@@ -76,7 +78,7 @@ class BatchTokenizer(Protocol):
 
 
 def encode_each(tokenizer: Tokenizer, texts: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The result of `BatchTokenizer.encode_batch`, one text at a time."""
+    """Ids [tokens of all] and lengths (int64 [texts]), as `BatchTokenizer.encode_batch` gives them, one text at a time."""
     return concatenate([tokenizer.encode(text) for text in texts])
 
 
@@ -87,10 +89,12 @@ def concatenate(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bod_id(tokenizer: Tokenizer) -> int:
+    """The id of begin-of-document: the last one of the vocabulary."""
     return tokenizer.vocab_size - 1
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
+    """The type in which ids below ``vocab_size`` are stored: uint16 where they fit, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 

@@ -81,6 +81,7 @@ def in_detail(size: dict[str, Any], step: int, span: int) -> Models:
 
 
 def core(layers: int, d_model: int, heads: int, mlp_dim: int, dropout: float) -> dict[str, Any]:
+    """The fields that all models of the paper share."""
     sizes = {"layers": layers, "d_model": d_model, "heads": heads, "head_dim": d_model // heads, "mlp_dim": mlp_dim}
     return sizes | {"dropout": dropout}
 
@@ -289,6 +290,7 @@ STEPS = {
 
 
 def row_of_figure_2(label: str, steps: int) -> Row:
+    """A model of REDDIT_ROWS on each task, with its place on the figure's axis of steps."""
     name, numbers = REDDIT_ROWS[label]
     return Row(label, {"Reddit": numbers[2]}, on_tasks(name, TASKS, steps), label.partition(",")[0], steps)
 
@@ -310,6 +312,7 @@ FORWARD_ROWS: dict[str, tuple[str, tuple[float, float]]] = {
 
 
 def on_reddit(model: str) -> dict[str, dict[str, Run]]:
+    """A model's training at each scale: on Reddit, and at the tiny one on enwik8."""
     return {
         "paper": {"": Run(f"reddit-{model}", TASKS["Reddit"].prepared)},
         "tiny": {"": Run(f"tiny-enwik8-{model}", TINY_DATA["Enwik8"])},

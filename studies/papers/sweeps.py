@@ -17,7 +17,10 @@ def presets_of(table: Table) -> list[str]:
 
 def over_presets(about: str, presets: Iterable[str], default: str = "", **defaults: str) -> Space:
     """Search space of the presets whose names begin with the corpus or task of the sweep's own preset. If there are none, their
-    names begin with ``default`` or, without it, with that of the first preset. ``defaults``: those of `Space`."""
+    names begin with ``default`` or, without it, with that of the first preset. ``defaults``: those of `Space`.
+
+    The space raises ValueError for a tiny preset.
+    """
     names = list(dict.fromkeys(presets))
 
     def domains(values: Values) -> Domains:
@@ -35,7 +38,10 @@ def over_presets(about: str, presets: Iterable[str], default: str = "", **defaul
 
 
 def stores(values: Values) -> Domains:
-    """The stores in the folder that ``data.store`` names, one for each vocabulary, prepared from the same corpus."""
+    """The stores in the folder that ``data.store`` names, one for each vocabulary, prepared from the same corpus.
+
+    Raises ValueError if the folder holds fewer than two.
+    """
     folder = Path(values["data.store"])
     corpus = values["data.corpus"]
     found = sorted(path for path in folder.glob("*") if (path / corpus / "train" / "manifest.json").exists())
