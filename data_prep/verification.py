@@ -71,6 +71,9 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
     except StoreError as error:
         yield f"{error} (the other files cannot be checked without it)"
         return
+    except OSError as error:
+        yield f"{_unreadable(folder / 'manifest.json', error)}: the other files cannot be checked without it"
+        return
     done(len(data))
     yield from _manifest_faults(folder, manifest)
     yield from _leftovers(folder, manifest)
@@ -80,6 +83,9 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
     except StoreError as error:
         documents = None
         yield str(error)
+    except OSError as error:
+        documents = None
+        yield _unreadable(folder / manifest.table.name, error)
     if documents is not None:
         yield from _table_faults(folder, manifest, documents)
     yield from _tokenizer_faults(folder, manifest)
@@ -91,6 +97,10 @@ def _faults(folder: Place, done: Done) -> Iterator[str]:
     found = [count for count in labels if count is not None]
     if manifest.labelled and len(found) == len(labels) and sum(found) != manifest.totals.labels:
         yield f"{folder} holds {sum(found):,} targets and the manifest says {manifest.totals.labels:,}"
+
+
+def _unreadable(file: Place, error: OSError) -> str:
+    return f"{file} cannot be read ({error.strerror or error})"
 
 
 class ByBatch:
@@ -172,6 +182,9 @@ def _tokenizer_faults(folder: Place, manifest: Manifest) -> Iterator[str]:
     except TokenizerError as error:
         yield str(error)
         return
+    except OSError as error:
+        yield _unreadable(folder.parent / TOKENIZER_FOLDER, error)
+        return
     if (tokenizer.fingerprint, tokenizer.vocab_size) != (manifest.tokenizer.fingerprint, manifest.tokenizer.vocab_size):
         yield f"{folder.parent}/tokenizer is not the tokenizer that {folder} was made with ({manifest.tokenizer.name})"
 
@@ -188,7 +201,7 @@ def _part_faults(
         yield f"{where} is missing"
         return None
     except OSError as error:
-        yield f"{where} cannot be read ({error.strerror or error})"
+        yield _unreadable(folder / part.name, error)
         return None
     if data.size != part.bytes:
         yield f"{where} has {data.size} bytes and should have {part.bytes}"

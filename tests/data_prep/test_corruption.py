@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from common.places import Place
 from data_prep import committing, segments
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
+from data_prep.verification import verify_split
 from pipelines.prepare import PrepareConfig, prepare
 from tests.small_corpus import contents
 
@@ -85,6 +87,16 @@ def test_truncated_missing_and_swapped_files_are_named(store: Path) -> None:
             read_everything(store)
         b.write_bytes(whole[f"train/{b.name}"])
     read_everything(store)
+
+
+@pytest.mark.parametrize(
+    "name", ["train/manifest.json", "train/documents.arrow", "train/part-00000.arrow", "tokenizer/tokenizer.json"]
+)
+def test_a_file_that_cannot_be_read_does_not_end_the_verification(store: Path, name: str) -> None:
+    (store / name).unlink()
+    (store / name).mkdir()  # a damaged disk refuses too
+    (fault,) = verify_split(Place.parse(store / "train"), done=lambda size: None)
+    assert str((store / name).parent) in fault and "cannot be read (Is a directory)" in fault
 
 
 def test_two_parts_of_one_size_swapped(make_config: Callable[..., PrepareConfig], text_folder: Path) -> None:
