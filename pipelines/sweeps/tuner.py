@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.exceptions import OutOfMemoryError
 from ray.tune import TuneError
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from ray.tune.schedulers import TrialScheduler
@@ -189,6 +190,10 @@ def fit(
             grid = tuner.fit()
         except TuneError as error:
             raise wrapped_by(error) from None
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, OutOfMemoryError):
+                raise
+            raise killed_for_memory(error.__cause__) from None
         finally:
             keys.show()
     record.budget.keep()
@@ -228,3 +233,10 @@ def wrapped_by(error: BaseException) -> BaseException:
             break
         error = cause
     return error
+
+
+def killed_for_memory(error: OutOfMemoryError) -> UserError:
+    """The sentence for workers that Ray has killed to free memory. Tune's loop ends with them, and retries no trial."""
+    return UserError(
+        f"{first_line(error)}: free memory, or run fewer trials at once (--max-concurrent-trials), and rerun the command to resume"
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import OutOfMemoryError
 
 from benchmarks.tune_scale import many, planned
 from common.errors import UserError
@@ -232,6 +233,16 @@ def test_asked_to_stop_before_a_trial_has_begun_and_an_error_of_the_driver(
     with pytest.raises(OSError, match="No space left"):
         tuner.fit(Full(sweep), domains, tracking, room, stop, Ends)
     assert os.environ["RAY_CHDIR_TO_TRIAL_DIR"] == "of-a-notebook" and "RAY_AIR_NEW_OUTPUT" not in os.environ
+
+    class Killed(SweepRecord):
+        """Ray kills a worker to free memory, and Tune's loop ends with this error."""
+
+        def watch(self) -> None:
+            killed = OutOfMemoryError("1 worker(s) were killed: 9 GB used / 9 GB limit (0.97)\nOOM kill reason: ...")
+            raise RuntimeError(f"Caught unexpected exception: {killed}") from killed
+
+    with pytest.raises(UserError, match=r"^1 worker\(s\) were killed: .* \(0.97\): free memory, or .* to resume$"):
+        tuner.fit(Killed(sweep), domains, tracking, room, stop, Ends)
     tuner.fit(SweepRecord(sweep), domains, tracking, room, stop, Ends)
     assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 3
 
