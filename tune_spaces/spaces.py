@@ -213,6 +213,8 @@ def _checked(part: str, key: str, domain: Any, values: Values) -> Any:
 
 
 def _named(name: str, values: Values) -> Domains:
+    if name in values:
+        raise ValueError(f"{name} is a field: give its values too, as in {name}=a,b,c")
     if name not in SPACES:
         raise ValueError(f"unknown space {name!r}: {nearest(name, SPACES)}; or vary a field, as in optim.lr=1e-4..1e-2")
     for field in SPACES[name].needs:
@@ -246,7 +248,7 @@ def _inline(part: str, values: Values) -> Domains:
     except (KeyError, ValueError):
         remedy = f"write {field}=a,b,c"
         if kind is float:
-            remedy += f", or {field}=low..high with positive ends"
+            remedy += f", or {field}=low..high with 0 < low < high"
         elif kind is bool:
             remedy = f"write {field}=true,false"
         elif kind is not int and kind is not str:

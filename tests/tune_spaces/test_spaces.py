@@ -126,6 +126,7 @@ def test_a_field_that_is_true_or_false_may_be_varied() -> None:
             "this form takes numbers, names, true and false: a plug-in's Space",
         ),
         ("stats", "small-rec", "unknown space 'stats': did you mean 'states'"),
+        ("optim.lr", "small-rec", "optim.lr is a field: give its values too, as in optim.lr=a,b,c"),
         ("states", "small-slide", "varies model.states, which small-slide does not have"),
         ("gate", "small-xl", "varies model.gate, which small-xl does not have"),
         ("staircase-passes", "algorithm-universal", "varies model.chunk, which algorithm-universal does not have"),
@@ -134,7 +135,7 @@ def test_a_field_that_is_true_or_false_may_be_varied() -> None:
         ("lr=1e-3,3e-3", "small-rec", "did you mean 'optim.lr'"),
         ("model.states=4..8", "small-rec", "does not give values of model.states"),
         ("model.states=four", "small-rec", "does not give values of model.states"),
-        ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr"),
+        ("optim.lr=1e-2..1e-4", "small-rec", "does not give values of optim.lr.*low..high with 0 < low < high"),
         ("optim.lr=1e-4...1e-2", "small-rec", "write optim.lr=a,b,c, or optim.lr=low..high"),
         ("lr+optimizer", "small-rec", "varies optim.lr twice"),
         (
