@@ -41,7 +41,7 @@ class Named:
             call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
             if not isinstance(call.func, ast.Name) or call.args or not all(word.arg for word in call.keywords):
                 raise ValueError("not of the form module:Name(field=value, …)")
-            given = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            given = {str(word.arg): _plain(word) for word in call.keywords}
             home = importlib.import_module(module)
             name = call.func.id
             if not hasattr(home, name):  # such as PB2, which is in ray.tune.schedulers.pb2
@@ -81,6 +81,14 @@ class Named:
         if not isinstance(made, base):
             raise ValueError(f"{self.text} is no {base.__name__.lower()} of Ray Tune's: {instead}")
         return made
+
+
+def _plain(word: ast.keyword) -> Any:
+    """The value of an argument. Raises ValueError where it is more than a plain value."""
+    try:
+        return ast.literal_eval(word.value)
+    except ValueError:
+        raise ValueError(f"{word.arg}={ast.unparse(word.value)} is no plain value") from None
 
 
 def _cannot(text: str, error: Exception) -> ValueError:

@@ -212,7 +212,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
         ("ray.tune.schedulers:Nothing", "has no attribute 'Nothing'"),
         ("no.such.module:Rule", "No module named 'no'"),
         ("ray.tune.schedulers:ASHAScheduler(3)", "not of the form"),
-        ("ray.tune.schedulers:ASHAScheduler(max_t=print())", "malformed"),
+        ("ray.tune.schedulers:ASHAScheduler(max_t=print())", r"cannot be made: max_t=print\(\) is no plain value"),
         ("ray.tune.schedulers:ASHAScheduler(odd=1)", "odd"),
         ("ray.tune.schedulers:ASHAScheduler(", "cannot be made"),
         ("ray.tune.stopper:TrialPlateauStopper", "no scheduler that decides by results alone"),
