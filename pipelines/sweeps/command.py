@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 ABOUT = "Search over a preset: trials on Ray Tune, several at once, bad ones stopped early. Repeating the command resumes it."
 NAMES = {"search": ("random", "grid", *SEARCHERS), "scheduler": tuple(SCHEDULERS), "stop": tuple(STOPPERS)}
 """Known names for the fields that also take an import path."""
+PATHS = {
+    "search": "ray.tune.search.hyperopt:HyperOptSearch",
+    "scheduler": "ray.tune.schedulers:HyperBandScheduler",
+    "stop": "ray.tune.stopper:MaximumIterationStopper(max_iter=9)",
+}
+"""An import path for each of these fields, as an example."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +94,11 @@ class SweepConfig:
     def __post_init__(self) -> None:
         check_compared("metric", self.metric)
         for name, known in NAMES.items():
-            if getattr(self, name) not in known and ":" not in getattr(self, name):
-                raise UserError(f"{name} is {getattr(self, name)!r}: {nearest(getattr(self, name), known)}")
+            given = getattr(self, name)
+            if given not in known and ":" not in given:
+                raise UserError(
+                    f"{name} is {given!r}: {nearest(given, known)}; or name a class by its import path, as in {PATHS[name]}"
+                )
         budgets = ("rung_tokens", "max_concurrent_trials", "time_budget_s", "token_budget", "max_trials", "num_cpus")
         check_fields("", self, num_samples=1, grid_points=1, reduction=2, **dict.fromkeys(budgets, 0))
 

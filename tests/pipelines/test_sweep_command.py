@@ -63,6 +63,10 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
         (["lr", "--reduction", "1"], "reduction is 1: it must be at least 2"),
         (["lr", "--metric", "accuracy"], "metric"),
         (["lr", "--scheduler", "ahsa"], "scheduler is 'ahsa': did you mean 'asha'"),
+        (
+            ["lr", "--scheduler", "hyperband"],
+            "known: asha, .*; or name a class by its import path, as in ray.tune.schedulers:HyperBandScheduler",
+        ),
         (["lr", "--search", "ray.tune.search:Nothing"], "ray.tune.search:Nothing cannot be made: .*no attribute"),
         (
             ["lr", "--scheduler", "ray.tune.schedulers:ResourceChangingScheduler"],
