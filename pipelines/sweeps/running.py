@@ -95,6 +95,9 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         with stop.on_signals():
             grid = fit(record, domains, tracking, capacity, stop)
         status = "KILLED" if stop.asked() else "FINISHED"
+    except Exception as error:
+        tracking.fail(error)
+        raise
     finally:
         try:
             record.settle()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from common.errors import first_cause
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.config.run import TrainConfig
@@ -25,6 +26,7 @@ from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
+from pipelines.tracking.identity import FAILURE, TAG_LENGTH
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.worker import start_tracker
 
@@ -122,6 +124,10 @@ class SweepTracking:
         with as_a_warning("no report of the sweep"):
             for path in report_sweep(self._sweep.folder, self._tracker, final=final):
                 self._sweep.run.publish(f"report/{path.name}")
+
+    def fail(self, error: Exception) -> None:
+        """Note what ended the sweep."""
+        self._tracker.set_tag(FAILURE, first_cause(error, most=TAG_LENGTH))
 
     def close(self, status: Any) -> None:
         self._pool.shutdown()

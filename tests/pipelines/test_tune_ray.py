@@ -23,6 +23,7 @@ from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps import tuner
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.trial import TrialActor
+from pipelines.tracking.identity import FAILURE
 from pipelines.tracking.metrics_file import read_records
 from pipelines.training.stopping import Stop
 from tests.ray_processes import of_ray
@@ -159,7 +160,9 @@ def test_the_notebook_runs_cell_by_cell(
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp_path: Path) -> None:
-    """The sweep says why it ends, and resumes once the obstacle is gone."""
+    """The sweep says why it ends, in MLflow too, and resumes once the obstacle is gone."""
+    from mlflow import MlflowClient
+
     words = ["--search", "grid", "--scheduler", "none", "--num-cpus", "2", "--baseline", "no"]
     words += ["--checkpoint.every", "50", "--steps", "100", "--validate-every", "50"]
     obstacle = tmp_path / "runs" / "sweep" / "trials" / "001" / "checkpoints"
@@ -169,14 +172,20 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_trial(command: Command, tmp
         obstacle.rename(obstacle.with_name("elsewhere"))
         obstacle.write_text("a file in the way")
 
+    def failure() -> str:
+        run_id = json.loads((tmp_path / "runs" / "sweep" / "mlflow_run.json").read_text())["run_id"]
+        return MlflowClient(f"sqlite:///{tmp_path}/runs/mlflow.db").get_run(run_id).data.tags.get(FAILURE, "")
+
     threading.Thread(target=obstruct, daemon=True).start()
-    argv = command("optim.lr=1e-3,1e-2", *words)
+    argv = command("optim.lr=1e-3,1e-2", *words, *TRACKED)
     with pytest.raises(UserError, match=r"^trial 001: the checkpoint of step 50 could not be written"):
         tune.main(argv)
     assert trials(tmp_path)[1]["status"] == "pending"
+    assert failure().startswith("trial 001: the checkpoint of step 50 could not be written")
     obstacle.unlink()
     assert tune.main(argv) == 0
     assert [(trial["status"], trial["steps"]) for trial in trials(tmp_path)] == [("finished", 100)] * 2
+    assert failure() == ""
 
 
 @pytest.mark.long
