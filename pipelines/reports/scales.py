@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
+
+CLOSEST = 0.06
+"""Shortest distance between two labels of an axis, whose length is 1."""
+LABEL = 20
+"""Most characters in a line of a label."""
 
 
 def unit_of_time(longest: float) -> tuple[str, float]:
@@ -59,12 +65,24 @@ class Scale:
         return place if place is None else place + apart * (same.index(index) - (len(same) - 1) / 2)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places and labels: the values themselves where they are few, else five along the axis."""
+        """Places and labels: the values themselves where they are few, else five along the axis. A number whose label would hide
+        another one's is left out; a long label has several lines.
+        """
         distinct = sorted({value for value in self._values if value is not None}) if self.numeric else self._names
         if self.numeric and len(distinct) > 6:
             spread = np.linspace(self._low, self._high, 5)
             distinct = [math.exp(at) if self.log else float(at) for at in spread]
-        return [(self(value) or 0.0, text_of(value)) for value in distinct]
+        found = [(self(value) or 0.0, fill(text_of(value), LABEL)) for value in distinct]
+        return spaced(found) if self.numeric else found
+
+
+def spaced(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The ticks that are at least `CLOSEST` apart, from the lowest to the highest, which are both among them."""
+    kept = [ticks[0]]
+    for tick in ticks[1:-1]:
+        if tick[0] - kept[-1][0] >= CLOSEST and ticks[-1][0] - tick[0] >= CLOSEST:
+            kept.append(tick)
+    return [*kept, *ticks[1:][-1:]]
 
 
 def text_of(value: Any) -> str:

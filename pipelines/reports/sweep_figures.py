@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ STATUS_COLOURS = {
     "pending": "0.7",
 }
 SHADES = colormaps["viridis"]
+TITLE = 11
+"""Characters of a title in an inch of the figure's width."""
 ENDED = "trained to its end"
 UNDER_WAY = "stopped early, or under way"
 
@@ -77,10 +79,8 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     axes.set_xlim(-0.25, len(scales) + 0.45)
     axes.set_ylim(-0.05, 1.05)
     axes.spines[:].set_visible(False)
-    axes.set_title(
-        f"{sweep.name}: {counted(len(trials), 'trial')}, each a line; thick: the best, trial {sweep.scored[0].id}",
-        fontsize=11,
-    )
+    told = f"{sweep.name}: {counted(len(trials), 'trial')}, each a line; thick: the best, trial {sweep.scored[0].id}"
+    set_title(figure, told)
     handles = [
         Line2D([], [], color="0.3", label=ENDED),
         Line2D([], [], color="0.3", linestyle="--", label=UNDER_WAY),
@@ -145,7 +145,7 @@ def plot_fields(sweep: SweepResult, path: Path) -> Path:
         axes.set_visible(False)
     for axes in panels[::across]:
         axes.set_ylabel(f"best {sweep.unit}", fontsize=9)
-    figure.suptitle(f"{sweep.name}: best value against each swept field, lower is better", fontsize=11)
+    set_title(figure, f"{sweep.name}: best value against each swept field, lower is better")
     handles = [
         _key("*", f"the best, trial {trials[0].id}", markersize=12),
         _key("o", ENDED),
@@ -180,8 +180,8 @@ def plot_importance(sweep: SweepResult, path: Path) -> Path:
         f"share of the order of {counted(count, 'trial')} that the field alone explains, at {short(tokens)} tokens",
         fontsize=9,
     )
-    few = f": {counted(count, 'trial')}, take it as a hint" if count < 10 * len(fields) else ""
-    axes.set_title(f"{sweep.name}: importance of each field{few}", fontsize=11)
+    few = f" (a hint, from {counted(count, 'trial')})" if count < 10 * len(fields) else ""
+    set_title(figure, f"{sweep.name}: importance of each field{few}")
     axes.grid(axis="x", alpha=0.25)
     handles = [
         Patch(color=COLOURS[0], label="more than chance"),
@@ -226,9 +226,7 @@ def plot_curves(sweep: SweepResult, path: Path) -> Path:
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     axes.set_xlabel("tokens read in training")
     axes.set_ylabel(sweep.unit)
-    axes.set_title(
-        f"{sweep.name}: {counted(len(trials), 'trial')}; thick: the best, trial {sweep.scored[0].id}", fontsize=11
-    )
+    set_title(figure, f"{sweep.name}: {counted(len(trials), 'trial')}; thick: the best, trial {sweep.scored[0].id}")
     axes.grid(alpha=0.25)
     handles = [_key("x", "stopped early", STATUS_COLOURS["stopped"], markeredgewidth=2)]
     if any(trial.exploited for trial in trials):
@@ -265,7 +263,7 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
     first = sweep.scored[0].id if sweep.scored else None
     labels = [f"★ {trial.id}" if trial.id == first else trial.id for trial in [*ran, *waiting]]
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, whole * 1.28)
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.set_xlabel(f"{unit} since the first trial's first metric")
@@ -277,9 +275,14 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
     if any(trial.exploited for trial in sweep.trials):
         handles.append(_key("v", "continues from a copy", COLOURS[3]))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=6, frameon=False)
-    axes.set_title(f"{sweep.name}: when trials ran; beside each, what it read and its best {sweep.unit}", fontsize=11)
+    set_title(figure, f"{sweep.name}: when trials ran; beside each, what it read and its best {sweep.unit}")
     axes.grid(axis="x", alpha=0.25)
     return save_figure(figure, path)
+
+
+def set_title(figure: Figure, text: str) -> None:
+    """A title above the whole figure, in as many lines as it needs."""
+    figure.suptitle(fill(text, round(TITLE * figure.get_figwidth())), fontsize=11)
 
 
 def _key(marker: str, label: str, colour: str = "0.3", **style: Any) -> Line2D:
