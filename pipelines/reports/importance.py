@@ -24,19 +24,21 @@ SHUFFLES = 2000
 def explained(values: Sequence[Any], values_reached: np.ndarray) -> tuple[float, float] | None:
     """Share of the variance of the trials' ranks that a field alone explains, and the 95th percentile of this share over random
     orders. Numbers are fitted by a parabola in their rank, so that a best value in the middle counts too; other values by the means
-    of their groups. None where the field or the results do not vary, or with fewer than three trials.
+    of their groups. None where the field or the results do not vary, or with so few trials that the fit explains any order.
 
     Args:
         values: the field's, one for each trial.
         values_reached: float, one for each trial.
     """
     texts = [value if isinstance(value, str) else repr(value) for value in values]
-    if len(set(texts)) < 2 or len(values) < 3:
+    if len(set(texts)) < 2:
         return None
     if are_numbers(values) and len(set(texts)) > 2:
         design = np.vander(ranks(np.array(values, dtype=np.float64)), 3)
     else:
         design = np.array(texts)[:, None] == np.unique(texts)
+    if design.shape[1] >= len(values):
+        return None
     directions = np.linalg.qr(design.astype(np.float64)).Q
     centred = ranks(values_reached) - (len(values) - 1) / 2
     total = float(centred @ centred)

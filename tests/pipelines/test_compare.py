@@ -558,6 +558,7 @@ def test_importance_finds_the_field_that_matters_and_not_the_others(tmp_path: Pa
     noise = [explained([("a", "b", "c")[i] for i in generator.integers(0, 3, 60)], scores) for _ in range(100)]
     assert 0.86 < np.mean([share < chance for share, chance in filter(None, noise)]) <= 1
     assert explained(["a"] * 60, scores) is None and explained([1.0, 2.0], scores[:2]) is None
+    assert explained([1.0, 2.0, 3.0], scores[:3]) is None and explained(["a", "b", "c", "d"], scores[:4]) is None
     shares, count, tokens = importances(read_sweep(small_sweep(tmp_path / "sweep", 24)))
     assert max(shares, key=lambda name: (shares[name] or (0, 0))[0]) == "optim.lr" and count == 23
     assert tokens == 200 * 1024  # which those stopped early have reached too
