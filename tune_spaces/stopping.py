@@ -1,9 +1,9 @@
 """Ray Tune's schedulers and stoppers by name, with arguments filled in from the sweep.
 
-    rule = scheduler("asha", domains={}, least=3072, most=27648)      # tune's ASHAScheduler, in tokens
+    rule = scheduler("asha", domains={}, rung_tokens=3072, trial_tokens=27648)      # tune's ASHAScheduler, in tokens
     stopper("plateau")                      # tune's TrialPlateauStopper
 
-A scheduler's time is in tokens; HyperBand's in rungs of ``least`` tokens. A lower metric is better.
+A scheduler's time is in tokens; HyperBand's in rungs of ``rung_tokens``. A lower metric is better.
 """
 
 from __future__ import annotations
@@ -58,15 +58,21 @@ def _named(name: str) -> Named:
 
 
 def scheduler(
-    name: str, domains: Mapping[str, Any], *, least: int, most: int, reduction: int = 3, every: int = 1
+    name: str,
+    domains: Mapping[str, Any],
+    *,
+    rung_tokens: int,
+    trial_tokens: int,
+    reduction: int = 3,
+    validation_tokens: int = 1,
 ) -> TrialScheduler:
     """A scheduler by its name or import path, Ray Tune's or your own.
 
     Args:
-        least: tokens before a trial may be stopped (ASHA's first rung).
-        most: tokens of a whole trial.
+        rung_tokens: tokens before a trial may be stopped (ASHA's first rung, and Ray Tune's ``grace_period``).
+        trial_tokens: tokens of a whole trial.
         reduction: for ASHA, one trial in this many continues from a rung to the next.
-        every: tokens between two validations, at which a population is compared.
+        validation_tokens: tokens between two validations, at which a population is compared.
 
     Raises ValueError if there is no such scheduler, or it cannot be used in a sweep.
     """
@@ -75,12 +81,12 @@ def scheduler(
         "metric": METRIC,
         "mode": "min",
         "time_attr": "tokens",
-        "grace_period": least,
-        "max_t": max(most, least + 1),
+        "grace_period": rung_tokens,
+        "max_t": max(trial_tokens, rung_tokens + 1),
         "reduction_factor": reduction,
         "stop_last_trials": False,  # a trial ends by itself
         "min_time_slice": math.inf,  # median: do not pause a trial to let others catch up
-        "perturbation_interval": every,
+        "perturbation_interval": validation_tokens,
         "hyperparam_mutations": {key: getattr(domain, "categories", domain) for key, domain in domains.items()},
         "custom_explore_fn": partial(within_ranges, dict(domains)),
         "hyperparam_bounds": {key: [d.lower, d.upper] for key, d in domains.items() if isinstance(d, Float)},
@@ -88,8 +94,8 @@ def scheduler(
         "synch": True,
     }
     if issubclass(named.kind, HyperBandScheduler):
-        offered |= {"time_attr": "rungs", "max_t": max(1, most // least)}
-    check_written(name, named.given, domains, every)
+        offered |= {"time_attr": "rungs", "max_t": max(1, trial_tokens // rung_tokens)}
+    check_written(name, named.given, domains, validation_tokens)
     if "hyperparam_bounds" in named.parameters and not (offered | named.given)["hyperparam_bounds"]:
         raise ValueError(
             f"{name} chooses values between two ends: write a range such as optim.lr=1e-4..1e-2, not a list"
@@ -100,7 +106,7 @@ def scheduler(
     return rule
 
 
-def check_written(name: str, given: Mapping[str, Any], domains: Mapping[str, Any], every: int) -> None:
+def check_written(name: str, given: Mapping[str, Any], domains: Mapping[str, Any], validation_tokens: int) -> None:
     """Raise ValueError for an argument, written with a scheduler's name, that would fail in the middle of a sweep."""
     mutations = given.get("hyperparam_mutations") or {}
     if not isinstance(mutations, dict):
@@ -122,9 +128,9 @@ def check_written(name: str, given: Mapping[str, Any], domains: Mapping[str, Any
     ]
     if wrong:
         raise ValueError(f"{name}: {wrong[0]} is {given[wrong[0]]!r}: write a number")
-    if given.get("perturbation_interval", every) < every:
+    if given.get("perturbation_interval", validation_tokens) < validation_tokens:
         raise ValueError(
-            f"{name}: trials are compared where they are validated, every {every:,} tokens: raise "
+            f"{name}: trials are compared where they are validated, every {validation_tokens:,} tokens: raise "
             "perturbation_interval, or leave it out"
         )
 

@@ -153,7 +153,7 @@ class SweepConfig:
         return min(limits, default=None)
 
     @property
-    def first_rung(self) -> int:
+    def first_rung_tokens(self) -> int:
         """Tokens before a trial may be stopped: ASHA's first rung."""
         return self.rung_tokens or max(1, self.tokens_per_trial // 9)
 
@@ -161,9 +161,14 @@ class SweepConfig:
         """The scheduler of the trials. Raises ValueError where it cannot be made."""
         from tune_spaces.stopping import scheduler
 
-        every = self.train.validate_every * self.train.tokens_per_step
-        lengths = {"least": self.first_rung, "most": self.tokens_per_trial, "reduction": self.reduction, "every": every}
-        return scheduler(self.scheduler, domains, **lengths)
+        return scheduler(
+            self.scheduler,
+            domains,
+            rung_tokens=self.first_rung_tokens,
+            trial_tokens=self.tokens_per_trial,
+            reduction=self.reduction,
+            validation_tokens=self.train.validate_every * self.train.tokens_per_step,
+        )
 
 
 def changes_learning(field: str) -> bool:

@@ -115,7 +115,7 @@ class TrialActor(tune.Trainable):
 
     def _result(self, step: int, value: float, **further: Any) -> dict[str, Any]:
         tokens = step * self._run.tokens_per_step
-        rungs = tokens / self._sweep.config.first_rung
+        rungs = tokens / self._sweep.config.first_rung_tokens
         named = {self._metric: value, METRIC: value}
         return {"step": step, "tokens": tokens, "rungs": rungs, **named, **further}
 

@@ -104,7 +104,7 @@ class LearnsLater(Counts):
 )
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        scheduler(text, combine("optim.lr=1e-3,3e-3", values("small-rec")), least=1, most=9)
+        scheduler(text, combine("optim.lr=1e-3,3e-3", values("small-rec")), rung_tokens=1, trial_tokens=9)
 
 
 def test_a_stopper_that_fails_at_a_result_is_a_sentence_too() -> None:
@@ -221,7 +221,7 @@ def test_a_plateau_stops_what_has_come_to_rest() -> None:
 )
 def test_what_cannot_be_made_is_told_in_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        scheduler(text, {}, least=1, most=9)
+        scheduler(text, {}, rung_tokens=1, trial_tokens=9)
 
 
 def test_a_scheduler_is_no_searcher_or_stopper() -> None:
@@ -236,6 +236,6 @@ def test_a_population_is_compared_at_one_step_alone() -> None:
         scheduler(
             "ray.tune.schedulers:PopulationBasedTraining(synch=False)",
             combine("lr", values("demo-rec")),
-            least=1,
-            most=9,
+            rung_tokens=1,
+            trial_tokens=9,
         )

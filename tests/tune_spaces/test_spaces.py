@@ -242,7 +242,7 @@ def test_every_space_says_what_it_is_about() -> None:
 
 def decisions(name: str, results: Sequence[tuple[str, int, float]]) -> list[bool]:
     """Whether the scheduler of this name stops each trial at its result: its name, its tokens and its value."""
-    rule = scheduler(name, {}, least=10, most=90)
+    rule = scheduler(name, {}, rung_tokens=10, trial_tokens=90)
     trials = {trial: Trial("trial", trial_id=trial, stub=True) for trial, *_ in results}
     nobody: Any = None  # Tune's controller, which these do not ask
     for trial in trials.values():
