@@ -27,9 +27,9 @@ from tune_spaces import SCHEDULERS, STOPPERS
 from tune_spaces.drawing import METRIC, listed_or_ends, rounded
 from tune_spaces.named import Named
 
-ELSEWHERE = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
-"""Refused: these change a trial's resources, or repeat another sweep's changes."""
-ACTING = (PopulationBasedTraining, HyperBandScheduler)
+REFUSED = (PopulationBasedTrainingReplay, ResourceChangingScheduler)
+"""These change a trial's resources, or repeat another sweep's changes."""
+PAUSING = (PopulationBasedTraining, HyperBandScheduler)
 """These pause trials or change them: replaying results to them would repeat that."""
 TIMES = ("tokens", "rungs", "training_iteration")
 """The units that a scheduler may count in."""
@@ -47,9 +47,9 @@ def changes_values(name: str) -> bool:
     return issubclass(_named(name).kind, PopulationBasedTraining)
 
 
-def compares_all(name: str) -> bool:
-    """Whether trials wait until others have come as far. Raises ValueError if no scheduler has this name."""
-    return issubclass(_named(name).kind, ACTING)
+def pauses_trials(name: str) -> bool:
+    """Whether the scheduler pauses trials until others have come as far. Raises ValueError if no scheduler has this name."""
+    return issubclass(_named(name).kind, PAUSING)
 
 
 def _named(name: str) -> Named:
@@ -101,7 +101,7 @@ def scheduler(
             f"{name} chooses values between two ends: write a range such as optim.lr=1e-4..1e-2, not a list"
         )
     rule = named.make(**offered)
-    if not isinstance(rule, TrialScheduler) or isinstance(rule, ELSEWHERE):
+    if not isinstance(rule, TrialScheduler) or isinstance(rule, REFUSED):
         raise ValueError(f"{name} is no scheduler that decides by results alone: choose asha, median or pbt")
     return rule
 

@@ -32,7 +32,7 @@ def read_and_check(words: Sequence[str]) -> tuple[SweepConfig, dict[str, Any]]:
 def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     """Raise ValueError, in a sentence, for a sweep that could only fail."""
     from tune_spaces.drawing import Searcher
-    from tune_spaces.stopping import compares_all, stopper
+    from tune_spaces.stopping import pauses_trials, stopper
 
     check_files(config)
     check_lengths(config)
@@ -41,7 +41,7 @@ def check(config: SweepConfig, domains: dict[str, Any]) -> None:
     if config.populates:
         check_population(config, domains)
     config.make_scheduler(domains)
-    if compares_all(config.scheduler):
+    if pauses_trials(config.scheduler):
         check_waiting(config, domains)
     stopper(config.stop)
     if config.suggested:

@@ -15,7 +15,7 @@ from ray.tune.stopper import Stopper
 from pipelines.sweeps.offering import NotKept
 from pipelines.sweeps.record import SweepRecord
 from tune_spaces.drawing import METRIC, seeded
-from tune_spaces.stopping import compares_all
+from tune_spaces.stopping import pauses_trials
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SECURITY_TOKEN", "AWS_SESSION_TOKEN")
 """The arguments that Ray Tune passes to actors; Ray writes them into its logs. A machine has them in its own environment."""
@@ -53,7 +53,7 @@ class RecordedScheduler(NotKept, TrialScheduler):
         self._rule = rule
         self._record = record
         self._stops = stops
-        self._by_results = not compares_all(record.sweep.config.scheduler)
+        self._by_results = not pauses_trials(record.sweep.config.scheduler)
         """Whether the same results, given again, bring the scheduler back to the same state."""
         self._before = record.settled_tokens() if record.sweep.config.populates else 0
         self._stopped: set[str] = set()

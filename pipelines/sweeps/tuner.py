@@ -37,7 +37,7 @@ from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.trial import NotSaved, TrialActor, pointer_of
 from pipelines.training.stopping import Stop
 from tune_spaces.drawing import METRIC, Searcher
-from tune_spaces.stopping import compares_all, stopper
+from tune_spaces.stopping import pauses_trials, stopper
 
 ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -160,7 +160,7 @@ def fit(
         searcher = Searcher(config.search, domains, config.train.seed, record.sweep.drawn())
         queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
     # A searcher's queue keeps the limit itself; trials that wait for each other must all begin.
-    limit = None if config.suggested or compares_all(config.scheduler) else config.most_at_once
+    limit = None if config.suggested or pauses_trials(config.scheduler) else config.most_at_once
     tune_config = tune.TuneConfig(
         metric=config.metric,
         mode="min",
