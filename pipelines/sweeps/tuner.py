@@ -133,11 +133,12 @@ class Watch(NotKept, tune.Callback, Stopper):
 
 
 def why(trial: Any) -> str:
-    """The cause of a worker's end, in a line."""
+    """The cause of a worker's end, in a line. ``trial``: Tune's, whose error file has all failures, the newest last."""
     text = Path(trial.error_file).read_text("utf-8") if trial.error_file else ""
-    text = text.rpartition("Failure # ")[2].partition("\n")[2]  # of the newest failure
-    ends = "ray::" in text.partition("\n")[0]
-    return text.strip().rpartition("\n")[2] if ends else first_line(RuntimeError(text))
+    newest = text.rpartition("Failure # ")[2].partition("\n")[2]
+    if "ray::" in newest.partition("\n")[0]:  # a worker's traceback, whose last line is the error
+        return newest.strip().rpartition("\n")[2]
+    return first_line(RuntimeError(newest))
 
 
 def fit(
