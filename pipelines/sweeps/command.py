@@ -231,7 +231,7 @@ def read_command(argv: Sequence[str]) -> SweepConfig:
         sys.exit(0)
     if not argv or argv[0].startswith("-"):
         raise UserError(f"name a space first: {cli.program()} lr (known: {', '.join(SPACES)})")
-    space = argv[0]
+    space = re.sub(r"\s*(\+|,|=|\.\.)\s*", r"\1", argv[0].strip())  # blanks make no other sweep
     config = cli.parse(
         SweepConfig,
         argv[1:],

@@ -31,6 +31,12 @@ def test_only_the_options_limit_how_many_trials_run_at_once(here: Make) -> None:
     assert here("lr", "--num-cpus", "3", "--max-concurrent-trials", "2", name="b").config.most_at_once == 2
 
 
+def test_blanks_in_a_space_make_no_other_sweep() -> None:
+    written = read_command([" optim.lr=1e-4 .. 1e-2 + model.states=16, 32"])
+    assert written == read_command(["optim.lr=1e-4..1e-2+model.states=16,32"])
+    assert written.train.run == "small-rec-optim-lr-1e-4--1e-2-model-states-16-32"
+
+
 def test_a_population_of_a_grid_counts_only_what_fits_together(here: Make) -> None:
     words = ("model.window=8,64+data.segment_length=32,128", "--search", "grid", "--baseline", "no")
     halving = ("--scheduler", "ray.tune.schedulers:HyperBandScheduler")
