@@ -51,7 +51,7 @@ class SweepConfig:
     typed: tyro.conf.Suppress[tuple[str, ...]] = ()
     """Fields of the run that the command line names: every preset that is compared gets their values."""
     num_samples: int = 12
-    """Trials in all, the preset's among them; a grid has one for each combination."""
+    """Trials in all, the preset's among them; a grid has one for each combination. A rerun with more adds trials."""
     search: str = "random"
     """How values are chosen. random: independent draws. grid: every combination. optuna (pip install optuna) and bohb (pip
     install hpbandster ConfigSpace) suggest values from the results so far. Or another searcher of Ray Tune's by its import path,

@@ -1,7 +1,7 @@
 """The trials of a sweep. Before it begins: the preset itself, and those of a grid or of random draws. As it runs: those that a
 searcher suggests.
 
-again = open_or_plan(sweep, domains)    # nothing is written yet
+planned = open_or_plan(sweep, domains)    # nothing is written yet
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ NEXT_ATTEMPT = 1_000_003
 
 
 def open_or_plan(sweep: Sweep, domains: Mapping[str, Any]) -> bool:
-    """Read the sweep's folder, or plan the trials of a new sweep. Returns whether it had begun. Raises UserError."""
-    if sweep.open_folder():
+    """Read the sweep's folder, or plan the trials of a new sweep, or the further ones of a larger --num-samples.
+
+    Returns whether sweep.json has this plan; else it is to be written. Raises UserError.
+    """
+    begun = sweep.open_folder()
+    if begun and not sweep.grown:
         return True
     config = sweep.config
     baseline = config.own_values(sweep.fields)
-    if baseline is not None:
+    if baseline is not None and not begun:
         add(sweep, baseline, baseline=True)
-    if config.search == "grid":
+    if config.search == "grid" and not begun:
         plan_grid(sweep, domains)
     elif config.search == "random":
         plan_random(sweep, domains)
@@ -50,7 +54,8 @@ def plan_grid(sweep: Sweep, domains: Mapping[str, Any]) -> None:
 
 def plan_random(sweep: Sweep, domains: Mapping[str, Any]) -> None:
     """Add random trials until there are ``num_samples``, or none is found that is new and fits together."""
-    for index in range(sweep.config.num_samples - len(sweep.trials)):
+    drawn = sum(not trial.baseline for trial in sweep.trials.values())
+    for index in range(drawn, drawn + sweep.config.num_samples - len(sweep.trials)):
         values = draw_new(sweep, domains, index)
         if values is None:
             print(f"  note    the space has no more than {len(sweep.trials)} different trials", flush=True)

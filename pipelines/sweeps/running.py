@@ -66,13 +66,13 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             f"  metric  {config.metric}, the lower the better; a trial is {config.tokens_per_trial:,} tokens",
             flush=True,
         )
-        again = open_or_plan(sweep, domains)  # raises its errors before Ray starts
-        complaint = "" if again else other_tokenizer(run.model, store)
+        planned = open_or_plan(sweep, domains)  # raises its errors before Ray starts
+        complaint = "" if planned else other_tokenizer(run.model, store)
         if complaint:
             print(f"  warning {complaint}", flush=True)
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
-        if not again:
+        if not planned:
             sweep.write_plan(command)
         return run_trials(SweepRecord(sweep), domains, capacity, command)
 

@@ -51,6 +51,8 @@ class Sweep:
     config: SweepConfig
     fields: list[str]
     trials: dict[str, Trial] = field(default_factory=dict)
+    grown: bool = False
+    """Whether it had begun with a smaller --num-samples."""
     _vocab_sizes: dict[tuple[str, str], int] = field(default_factory=dict)
     _saved: dict[str, float] = field(default_factory=dict)
 
@@ -119,14 +121,22 @@ class Sweep:
             raise UserError(f"{path} is damaged ({error}): choose another --run") from None
         ours = self._identity()
         for key in ours | theirs:
-            if ours.get(key) != theirs.get(key):
-                grow = " (a sweep that may grow begins with more --num-samples, limited by --max-trials, which can be raised)"
+            if key == "num_samples" and self._may_grow(theirs.get(key)):
+                self.grown = True
+            elif ours.get(key) != theirs.get(key):
                 raise UserError(
                     f"{self.shown} holds another sweep, with {key}={theirs.get(key)}, and this command says "
-                    f"{ours.get(key)}: choose another --run{grow if key == 'num_samples' else ''}"
+                    f"{ours.get(key)}: choose another --run"
                 )
         self._load_trials(plan)
         return True
+
+    def _may_grow(self, before: Any) -> bool:
+        """Whether --num-samples is larger than ``before``, and the scheduler does not have all trials wait for each other."""
+        from tune_spaces.stopping import pauses_trials  # imports Ray Tune: seconds
+
+        config = self.config
+        return isinstance(before, int) and config.num_samples > before and not pauses_trials(config.scheduler)
 
     def _identity(self) -> dict[str, Any]:
         """Fields that identify a sweep; a different value is refused on resume."""

@@ -190,6 +190,26 @@ def test_every_preset_gets_what_was_typed_though_it_is_one_presets_own() -> None
     assert config.run_with({"preset": "demo-rec"}).steps == PRESETS["demo-rec"].steps != config.train.steps
 
 
+@pytest.mark.parametrize("baseline", ["yes", "no"])
+def test_a_larger_number_of_samples_adds_the_trials_that_it_would_have_had(here: Make, baseline: str) -> None:
+    words = ("lr", "--baseline", baseline)
+    few = here(*words, "--num-samples", "3").sweep.trials
+    grown = here(*words, "--num-samples", "6").sweep
+    whole = here(*words, "--num-samples", "6", name="whole").sweep
+    assert len(few) == 3 and grown.grown and grown.trials == whole.trials
+    again = here(*words, "--num-samples", "6").sweep
+    assert not again.grown and again.trials == whole.trials
+    with pytest.raises(UserError, match="with num_samples=6, and this command says 3"):
+        here(*words, "--num-samples", "3")
+
+
+def test_a_population_does_not_grow(here: Make) -> None:
+    words = ("optim.lr=1e-4..1e-2", "--scheduler", "pbt", "--num-samples")
+    here(*words, "4")
+    with pytest.raises(UserError, match="with num_samples=4, and this command says 8: choose another --run"):
+        here(*words, "8")
+
+
 def test_a_folder_of_something_else_is_refused(
     here: Make, make_config: Callable[..., PrepareConfig], text_folder: Path, tmp_path: Path
 ) -> None:
@@ -204,11 +224,8 @@ def test_a_folder_of_something_else_is_refused(
         here("states")
     with pytest.raises(ValueError, match="holds another sweep, with steps=20, and this command says 10"):
         here("lr", "--steps", "10")
-    with pytest.raises(
-        UserError,
-        match=r"num_samples=\d+, and .* 99: choose another --run \(a sweep that may grow .* by --max-trials, which",
-    ):
-        here("lr", "--num-samples", "99")
+    with pytest.raises(UserError, match=r"holds another sweep, with num_samples=12, and this command says 11: choose"):
+        here("lr", "--num-samples", "11")
     (tmp_path / "runs" / "other" / "checkpoints").mkdir(parents=True)
     with pytest.raises(ValueError, match="other holds something else than a sweep"):
         here("lr", name="other")
