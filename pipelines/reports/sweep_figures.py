@@ -79,8 +79,8 @@ def plot_parallel(sweep: SweepResult, path: Path) -> Path:
     axes.set_xlim(-0.25, len(scales) + 0.45)
     axes.set_ylim(-0.05, 1.05)
     axes.spines[:].set_visible(False)
-    told = f"{sweep.name}: {counted(len(trials), 'trial')}, each a line; thick: the best, trial {sweep.scored[0].id}"
-    set_title(figure, told)
+    title = f"{sweep.name}: {counted(len(trials), 'trial')}, each a line; thick: the best, trial {sweep.scored[0].id}"
+    set_title(figure, title)
     handles = [
         Line2D([], [], color="0.3", label=ENDED),
         Line2D([], [], color="0.3", linestyle="--", label=UNDER_WAY),
@@ -254,11 +254,11 @@ def plot_timeline(sweep: SweepResult, path: Path) -> Path:
         for point in trial.copied:
             axes.plot((point.time - began) / size, row, "v", color=COLOURS[3], markersize=7, markeredgecolor="white")
         end = (trial.spans[-1][1] - began) / size if trial.spans else 0.0
-        told = f"{short(trial.tokens)} tokens" + (f", {trial.best.value:.4f}" if trial.best else "")
+        label = f"{short(trial.tokens)} tokens" + (f", {trial.best.value:.4f}" if trial.best else "")
         if trial.status == "failed":
-            told = f"failed: {shorten(trial.reason, 22, placeholder=' …')}"
+            label = f"failed: {shorten(trial.reason, 22, placeholder=' …')}"
         axes.annotate(
-            told, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color="0.25"
+            label, (end, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, color="0.25"
         )
     first = sweep.scored[0].id if sweep.scored else None
     labels = [f"★ {trial.id}" if trial.id == first else trial.id for trial in [*ran, *waiting]]
