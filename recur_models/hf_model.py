@@ -56,7 +56,7 @@ def by_layers(forward: Forward) -> Forward:
     @wraps(forward)
     def called(self: ThroughlinePreTrainedModel, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
-            return self.with_compiled_layers(*args, **kwargs)
+            return self.with_compiled_layers(forward, *args, **kwargs)
         return forward(self, *args, **kwargs)
 
     return cast(Forward, called)
@@ -166,15 +166,15 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         compile_model(self.model, "layer", **options)
 
     @torch.compiler.disable(reason="its layers are compiled one by one: leave out fullgraph, or call model.compile()")
-    def with_compiled_layers(self, *args: Any, **kwargs: Any) -> Any:
-        """`forward` under torch.compile, which does not pass on its options."""
+    def with_compiled_layers(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The class's ``forward`` under torch.compile, which does not pass on its options. `self.forward` may be compiled."""
         if not is_compiled(self.model):
             logger.warning_once(
                 "torch.compile(model) compiles this model's layers with torch's default options: for others, call "
                 "model.compile(...) with them, in place of torch.compile"
             )
             self.compile()
-        return self.forward(*args, **kwargs)
+        return forward(self, *args, **kwargs)
 
     def read(
         self,

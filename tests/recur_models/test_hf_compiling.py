@@ -60,3 +60,12 @@ def test_one_graph_of_the_whole_model_is_refused_by_name() -> None:
     model = ThroughlineForCausalLM(ThroughlineConfig.of(MODELS["staircase"], vocab_size=VOCAB))
     with pytest.raises(RuntimeError, match=r"leave out fullgraph, or call model\.compile"):
         torch.compile(model, backend="eager", fullgraph=True)(torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_a_compiled_forward_may_take_the_models_place() -> None:
+    torch.compiler.reset()
+    model: Any = ThroughlineForCausalLM(ThroughlineConfig.of(MODELS["rec"], vocab_size=VOCAB)).eval()
+    text = torch.randint(VOCAB - 1, (2, 9))
+    expected = model(text).logits
+    model.forward = torch.compile(model.forward, backend="eager")
+    torch.testing.assert_close(model(text).logits, expected)
