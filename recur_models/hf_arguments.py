@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from common.errors import nearest
 from recur_models.hf_config import ThroughlineConfig
@@ -126,6 +127,20 @@ def check_mask(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
         raise ValueError(f"attention_mask has shape {tuple(mask.shape)}: for these tokens it must be {(lanes, length)}")
     mask_BT = mask[:, -length:].bool()
     return None if mask_BT.all() else mask_BT
+
+
+def predicted_labels(labels: Tensor, mask_BT: Tensor | None, ignore_index: int) -> Tensor:
+    """The labels without that of each lane's first token where padding stands before it: no column predicts it. int64 [B, T].
+
+    Args:
+        labels: int64 [B, T], of which the column before predicts each.
+        mask_BT: False at padding, as `check_mask` gives it; None without padding.
+        ignore_index: the label that is not scored.
+    """
+    if mask_BT is None:
+        return labels
+    is_unread_BT = mask_BT.to(labels.device).cumsum(1) == 0
+    return labels.masked_fill(F.pad(is_unread_BT[:, :-1], (1, 0)), ignore_index)
 
 
 def check_positions(position_ids: Tensor | None, input_ids: Tensor, mask: Tensor | None, seen: int) -> None:

@@ -34,6 +34,7 @@ from recur_models.hf_arguments import (
     check_positions,
     kept_columns,
     loss_arguments,
+    predicted_labels,
 )
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_generation import RecurrentCache, RecurrentGenerationMixin
@@ -303,7 +304,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
             input_ids: int64 [B, T].
             attention_mask: [B, T], or [B, columns read before + T]: 0 where a lane has no token, on whichever side.
             labels: int64 [B, T]; column t should predict the label in column t + 1, or with ``config.predicts_labels`` that in
-                column t; −100 is not scored.
+                column t; −100 is not scored, and neither is the first token behind padding, which no column predicts.
             past_key_values: cache from which to resume; it is changed, and is also in the output.
             use_cache: by default as the config says, but not with labels or in training.
             logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
@@ -340,6 +341,8 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         if labels is not None:
             if self.config.predicts_labels:
                 loss_kwargs.setdefault("shift_labels", labels)
+            mask_BT = check_mask(attention_mask, check_input_ids(input_ids))
+            labels = predicted_labels(labels, mask_BT, loss_kwargs.get("ignore_index", -100))
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
 

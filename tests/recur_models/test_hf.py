@@ -207,6 +207,21 @@ def test_loss_is_the_cross_entropy_of_the_next_token(model: Any) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_padding_on_either_side_changes_no_loss(slide: Any, use_cache: bool) -> None:
+    ids = text(2, 10)
+    alone = [slide(ids[:1], labels=ids[:1]).loss * 9, slide(ids[1:, :6], labels=ids[1:, :6]).loss * 5]
+    for shift in (0, 4):  # of the second text in its row
+        mask = torch.ones_like(ids)
+        mask[1] = torch.arange(10).sub(shift).ge(0) & torch.arange(10).sub(shift).lt(6)
+        labels = ids.roll(shift, 1).masked_fill(mask == 0, -100)
+        labels[0] = ids[0]
+        rows = torch.where(labels < 0, 0, labels)
+        found = slide(rows, attention_mask=mask, labels=labels, use_cache=use_cache).loss
+        torch.testing.assert_close(found, sum(alone) / 14)
+
+
+@torch.no_grad()
 def test_the_cache_follows_the_model(model: Any) -> None:
     out = model.to(torch.bfloat16)(text(2, 9))
     assert out.logits.dtype == torch.bfloat16
