@@ -8,6 +8,7 @@ Letters: B lanes · T tokens.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from os import PathLike
 from typing import Any, NoReturn
@@ -133,7 +134,11 @@ class RecurrentGenerationMixin(GenerationMixin):
         defaults = generation_config or self.generation_config
         begin = self.config.begin_of_document_id
         suppressed = kwargs.get("suppress_tokens") or getattr(defaults, "suppress_tokens", None) or ()
-        kwargs["suppress_tokens"] = [*suppressed, begin]
+        if generation_config is None or kwargs.get("suppress_tokens"):
+            kwargs["suppress_tokens"] = [*suppressed, begin]
+        else:  # transformers warns of arguments beside a config
+            generation_config = copy.deepcopy(generation_config)
+            generation_config.suppress_tokens = [*suppressed, begin]
         prompt = kwargs.get("input_ids") if inputs is None else inputs
         padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
         # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.

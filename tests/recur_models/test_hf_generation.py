@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.generation.configuration_utils import GenerationConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from transformers.utils.logging import get_logger, warning_once
 
 from recur_models import GPT2Config, LlamaConfig, Mamba2Config, ModelConfig
 from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
@@ -46,6 +48,17 @@ def test_begin_of_document_is_suppressed_beside_other_tokens(slide: Any) -> None
     for given, suppressed in (({}, [BOD]), ({"suppress_tokens": [1]}, [1, BOD])):
         (scores,) = slide.generate(text(2, 4), **given, **asked).scores
         assert torch.isinf(scores).all(0).nonzero().flatten().tolist() == suppressed
+
+
+def test_a_config_of_the_users_own_is_taken_without_a_warning(slide: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """`pipeline` gives one at each call."""
+    given = GenerationConfig(max_new_tokens=1, output_scores=True, return_dict_in_generate=True)
+    get_logger("transformers.generation.utils").addHandler(caplog.handler)
+    warning_once.cache_clear()
+    (scores,) = slide.generate(text(2, 4), given).scores
+    get_logger("transformers.generation.utils").removeHandler(caplog.handler)
+    assert torch.isinf(scores).all(0).nonzero().flatten().tolist() == [BOD]
+    assert given.suppress_tokens is None and "suppress_tokens" not in caplog.text
 
 
 def test_arguments_that_change_nothing_are_refused(slide: Any) -> None:
