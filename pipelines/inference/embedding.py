@@ -47,8 +47,10 @@ PART_TOKENS = 1 << 19
 """Tokens of documents at which a part is closed. A killed command may have to read as many again."""
 MADE_OF = b"throughline"
 """Key of the fingerprint in a part's schema."""
-LAST = "_embeddings.json"  # readers of a folder of Arrow files pass over names that begin so
+LAST = "_embeddings.json"
+"""The file that is written last. Readers of a folder of Arrow files pass over names that begin with an underscore."""
 PART = re.compile(r"part-\d{5}\.arrow")
+"""Names of parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +73,12 @@ class Texts:
     """Whether inputs are the tokens themselves, and not those before them."""
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        """Tokens start to stop (not included) of what the model reads of a document, begin-of-document included: [stop − start]."""
         own = self.read(int(self.numbers[document]), max(start - self.before, 0), stop - self.before)
         return np.concatenate([[self.bod_id], own]) if start < self.before else own
 
     def targets(self, document: int, start: int, stop: int) -> np.ndarray:
+        """int64 [stop − start], all 0: embeddings need no targets."""
         return np.zeros(stop - start, dtype=np.int64)
 
     def part(self, indices: range) -> Texts:

@@ -277,6 +277,7 @@ def check_special_names(exported: Any, tokenizer: HuggingFaceTokenizer, samples:
 
 
 def without(text: str, names: Iterable[str]) -> str:
+    """The text with every occurrence of these names left out."""
     for name in names:
         text = text.replace(name, "")
     return text
