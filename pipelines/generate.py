@@ -2,11 +2,12 @@
 
     python -m pipelines.generate runs/demo-rec --file story.txt --max-new-tokens 1000
     python -m pipelines.generate exported/demo-rec --prompt "def main(" --temperature 0.8 --top-p 0.95 --seed 1
+    python -m pipelines.generate exported/demo-rec --prompt "def main(" --stop "def " "class "
     python -m pipelines.generate exported/chat --prompt "What is gravity?" --chat --temperature 0
 
 The text is read a few blocks at a time, whatever its length; then a token costs the same after 100 as after 100,000. The
-continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. A text ends early where the model
-writes an id that ends texts, by the exported folder, the weights it began with or the chat template.
+continuation goes to stdout, everything else to stderr. Without a text, a new document is begun. A text ends early before a --stop
+string, and where the model writes an id that ends texts, by the exported folder, the weights it began with or the chat template.
 benchmarks/long_generation.py compares the speed with that of an export's own generate().
 """
 
@@ -61,6 +62,8 @@ class GenerateConfig:
     """Choose among this number of the likeliest tokens; 0 for all."""
     top_p: float = 1.0
     """Choose among the likeliest tokens that together have this probability."""
+    stop: tuple[str, ...] = field(default=(), metadata={options.TEXT: True})
+    """Strings before which the text ends, such as $'\\n' in a shell; they are not written."""
     seed: int | None = None
     """Seed of the random choices; by default a new one each time, which is printed."""
     store: str = ""
@@ -77,6 +80,8 @@ class GenerateConfig:
             ) from None
         if self.chat and self.file is None and not self.prompt:
             raise UserError("--chat is given without a message: add --prompt or --file")
+        if "" in self.stop:
+            raise UserError("--stop has an empty string: give it text, or leave it out")
         check_options(self, max_new_tokens=1, top_k=0)
         if self.temperature and not 1e-4 <= self.temperature <= 1e4:  # beyond, logits are no longer numbers
             raise UserError(f"--temperature is {self.temperature}: it must be 0 or more, from 0.0001 to 10000 if not 0")
@@ -150,6 +155,32 @@ class TextStream:
         return self._tokenizer.decode(self._before + ids)[len(self._tokenizer.decode(self._before)) :]
 
 
+class StopStream:
+    """Text that comes in parts, up to the first of the ``stops``. What may begin one is held back."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def put(self, part: str) -> str:
+        """The text that is final after this part."""
+        text = self._held + part
+        found = [text.index(stop) for stop in self._stops if stop in text]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        begun = (length for stop in self._stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
+        final = len(text) - max(begun, default=0)
+        self._held = text[final:]
+        return text[:final]
+
+    def end(self) -> str:
+        """The text that was held back."""
+        return self._held
+
+
 def main(argv: list[str]) -> int:
     """Continue a text and print it as it is written. Returns the exit status. Raises UserError for bad input."""
     config = cli.parse(GenerateConfig, argv, __doc__)
@@ -169,6 +200,7 @@ def main(argv: list[str]) -> int:
     print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
     safe = printable if sys.stdout.isatty() else str
     stream = TextStream(trained.tokenizer, prompt_ids)
+    stops = StopStream(config.stop)
     began = time.monotonic()
     first = 0.0
     count = 0
@@ -178,10 +210,13 @@ def main(argv: list[str]) -> int:
             for token in generate(trained, prompt_ids, config, seed):
                 count += 1
                 first = first or time.monotonic()
-                print(safe(stream.put(token)), end="", flush=True)
+                print(safe(stops.put(stream.put(token))), end="", flush=True)
+                if stops.stopped:
+                    break
         except KeyboardInterrupt:  # the text so far is what was wanted
             status = cli.INTERRUPTED_STATUS
-        print(safe(stream.end()), flush=True)
+        last = "" if stops.stopped else stops.put(stream.end())
+        print(safe(last + stops.end()), flush=True)
     except BrokenPipeError:
         discard()
         return status

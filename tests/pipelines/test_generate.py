@@ -35,7 +35,7 @@ from data_prep.tokenizers import (
 )
 from pipelines import export, generate
 from pipelines.checkpoints.checkpoint import CheckpointError
-from pipelines.generate import GenerateConfig, TextStream, choose
+from pipelines.generate import GenerateConfig, StopStream, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
 from tests.shared_data import need
@@ -309,6 +309,7 @@ def test_the_store_may_move_but_not_change(
         ("--temperature inf", "--temperature is inf: it must be 0 or more"),
         ("--top-k -1", "--top-k is -1: it must be at least 0"),
         ("--top-p 0", "--top-p is 0.0: it must be above 0"),
+        ("--stop=", "--stop has an empty string"),
         ("--prompt a --file b", "--file and --prompt are both given"),
         ("--file nowhere.txt", "No such file"),
         ("--file {latin}", "is not UTF-8 text .byte 1."),
@@ -398,6 +399,25 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind: str, tmp_path: Path) -> No
             if "\ufffd" not in before:
                 assert before + "".join(parts) + stream.end() == tokenizer.decode(ids)
     assert TextStream(tokenizer, []).put(tokenizer.encode("a").tolist()[-1]) == "a"
+
+
+def test_a_text_ends_before_a_string(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [str(run), "--prompt", "def", "--max-new-tokens", "60", "--seed", "1"]
+    generate.main(argv)
+    whole = capsys.readouterr().out.removesuffix("\n")
+    for stop in (whole[20:23], whole[:1], whole[30:50], whole[-2:]):
+        generate.main([*argv, "--stop", "no such text", stop])
+        assert capsys.readouterr().out == whole[: whole.index(stop)] + "\n"
+    generate.main([*argv, "--stop", whole[-3:] + "!"])  # begun, but not written to its end
+    assert capsys.readouterr().out == whole + "\n"
+
+
+def test_what_may_begin_a_stop_is_held_back() -> None:
+    stream = StopStream(("\n\n", "end."))
+    parts = [stream.put(part) for part in ("a\nb", "e", "n", "d!", "\n", "c.\n")]
+    assert parts == ["a\nb", "", "", "end!", "", "\nc."] and not stream.stopped
+    assert stream.put("\nd") == "" and stream.stopped and stream.end() == ""
+    assert StopStream(()).put("text") == "text"
 
 
 @pytest.fixture
