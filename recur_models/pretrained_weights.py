@@ -28,6 +28,8 @@ GIT_LFS = b"version https://git-lfs"
 """The beginning of a file that stands for a large one in Git, until that is fetched."""
 KINDS = ("gpt2", "llama", "mamba2")
 """The kinds of models that are read."""
+SAME_AS: Mapping[Any, tuple[str, ...]] = {"silu": ("swish",), "gelu_new": ("gelu_pytorch_tanh",)}
+"""Other names that transformers has for an activation."""
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names under which older versions of transformers saved buffers that are no weights."""
 MOST_PADDING = 1.1
@@ -119,7 +121,11 @@ def sizes_of(family: Family, folder: Path) -> dict[str, Any]:
     if "model" in values:
         return {name: type(small)(values["model"].get(name) or small) for name, small in family.small.items()}
     values = {**family.required, **family.from_config_json(values)}
-    odd = [key for key, value in sorted(family.required.items()) if values[key] != value]
+    odd = [
+        key
+        for key, value in sorted(family.required.items())
+        if values[key] != value and values[key] not in SAME_AS.get(value, ())
+    ]
     if odd:
         raise ValueError(
             f"{folder} has {odd[0]}={values[odd[0]]}, and only {odd[0]}={family.required[odd[0]]} is computed here: name another "

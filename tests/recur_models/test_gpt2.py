@@ -306,6 +306,13 @@ def test_parts_of_weights_and_older_names_are_read(theirs: Any, tmp_path: Path) 
         torch.testing.assert_close(model(tokens(1, 16))[0], theirs(tokens(1, 16)).logits, rtol=0, atol=1e-5)
 
 
+def test_an_activation_may_have_its_other_name(folder: Path, tmp_path: Path) -> None:
+    place = rewritten(folder, tmp_path / "tanh", activation_function="gelu_pytorch_tanh")
+    expected = GPT2LMHeadModel.from_pretrained(place).eval()(tokens(1, 16)).logits
+    model = GPT2Config(pretrained=str(place), window=16).build(VOCAB).eval()
+    torch.testing.assert_close(model(tokens(1, 16))[0], expected, rtol=0, atol=1e-5)
+
+
 def test_folders_that_do_not_fit_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
     def changed(name: str, **values: Any) -> Path:
         return rewritten(folder, tmp_path / name, **values)

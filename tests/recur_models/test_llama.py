@@ -150,6 +150,14 @@ def test_older_folders_and_exports_are_read(tmp_path: Path) -> None:
     torch.testing.assert_close(model(ids)[0], exported.model(ids)[0], rtol=0, atol=1e-6)
 
 
+def test_swish_is_another_name_of_silu(tmp_path: Path) -> None:
+    theirs = saved(tmp_path / "new")
+    place = rewritten(tmp_path / "new", tmp_path / "swish", hidden_act="swish")
+    ids = tokens(2, 16)
+    model = LlamaConfig(pretrained=str(place), window=16).build(VOCAB).eval()
+    torch.testing.assert_close(model(ids)[0], theirs(ids).logits, rtol=0, atol=1e-5)
+
+
 def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> None:
     saved(tmp_path / "own")
 
