@@ -142,7 +142,7 @@ def read_sources(corpus: Corpus, sources: Sequence[Source]) -> Iterator[Document
     try:
         yield from corpus.read(sources)
     except FileNotFoundError as error:
-        raise CorpusError(f"{error.filename} went away while it was being prepared: start again") from None
+        raise CorpusError(f"{error.filename or error} went away while it was being prepared: start again") from None
 
 
 def reread(corpus: Corpus, sources: Sequence[Source], checksums: Iterable[int]) -> Iterator[Document]:

@@ -431,6 +431,18 @@ def test_a_file_that_is_gone_since_it_was_listed(books: Path, kind: Any) -> None
         list(reread(corpus, sources, group.xxh3.tolist()))
 
 
+def test_a_corpus_may_say_itself_which_file_is_gone() -> None:
+    """The file systems of fsspec raise a FileNotFoundError of the path alone, which has no file's name."""
+
+    class Remote(Mixed):
+        def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+            raise FileNotFoundError("bucket/a.txt")
+
+    corpus = Remote((("a", "words", 0),))
+    with pytest.raises(CorpusError, match=r"^bucket/a\.txt went away while it was being prepared: start again$"):
+        scan_group(corpus, corpus.sources("train"))
+
+
 def test_bytes_need_the_bytes_tokenizer(make_config, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(make_config(tokenizer="sentencepiece-bpe:400"))
     model = make_config().folder / "tokenizer" / "tokenizer.model"
