@@ -36,7 +36,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields("data", self, lanes=1, segment_length=1)
-        if "/" in self.corpus:  # evaluations compare the name with the store's own
+        if not self.corpus or "/" in self.corpus:  # evaluations compare the name with the store's own
             raise UserError(f"data.corpus is {self.corpus!r}: it must be the name of a corpus in data.store")
 
 

@@ -171,6 +171,7 @@ class TestRefusals:
             (("--data.segment-length", "8"), "learns its recurrence across blocks, so choose at least 16"),
             (("--data.corpus", "tex"), "tex"),
             (("--data.corpus", "text/"), "data.corpus is 'text/': it must be the name of a corpus in data.store"),
+            (("--data.corpus", ""), "data.corpus is '': it must be the name of a corpus in data.store"),
             (("--steps", "0"), "steps is 0"),
             (("--steps", "many"), "steps"),
             (("--model.stats", "4"), r"did you mean --model.states\?"),
