@@ -116,8 +116,8 @@ def begun_with(name: str) -> dict[str, TrainConfig]:
 
 
 def refuse_path(name: str) -> None:
-    """Raise UserError if ``name`` is the folder of a run or of one of its checkpoints, a folder that holds runs or is in one, or a
-    path at which there is nothing.
+    """Raise UserError if ``name`` is the folder of a run, of one of its checkpoints or of a sweep, a folder that holds runs or is
+    in one, or a path at which there is nothing.
     """
     folder = Path(name)
     if "/" in name and not folder.exists():
@@ -131,6 +131,8 @@ def refuse_path(name: str) -> None:
             f"{name} is trained already: train {run}/config.json to continue that run, or export {name} and train the exported "
             "folder, which begins a new run with its weights"
         )
+    if (folder / "best.json").exists():
+        raise UserError(f"{name} is a sweep: train {name}/best.json, the best trial as a preset")
     if folder.is_dir():
         remedy = remedy_near(Place.parse(name), "", file="/config.json")
         if remedy:

@@ -46,6 +46,9 @@ def test_a_folder_above_runs_or_in_one_is_no_preset_and_the_runs_are_named(tmp_p
             presets_with(PRESETS, [str(above)])
     with pytest.raises(UserError, match=rf"checkpoints is neither .*: did you mean {folders[0]}/config.json\?$"):
         presets_with(PRESETS, [str(folders[0] / "checkpoints")])
+    (tmp_path / "runs" / "best.json").write_text("{}")
+    with pytest.raises(UserError, match=f"is a sweep: train {tmp_path}/runs/best.json, the best trial as a preset$"):
+        presets_with(PRESETS, [str(tmp_path / "runs")])
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
