@@ -173,7 +173,7 @@ class Shard(NamedTuple):
             length = segment_length
             if not aligned:  # else State may be cleared at each segment
                 # With fewer lanes, longer segments keep a step as large, as far as there are documents to fill them.
-                fullest = max(int(taken.max()), int(-(-taken.sum() // lanes))) * block
+                fullest = EvaluationLanes(own, lanes=lanes, segment_length=block, block=block).steps * block
                 length = min(segment_length * (self.lanes // lanes), fullest)
             found.append(self._replace(name=f"{self.name}-{number}", lengths=own, lanes=lanes, segment_length=length))
         return found

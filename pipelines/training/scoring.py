@@ -48,7 +48,7 @@ from pipelines.training.world import World
 from recur_models import RECURRENT, ModelConfig, RecurrentModel
 from recur_models.protocol import kind_of
 
-LAYOUT = 4
+LAYOUT = 5
 """Version of the documents' layout on lanes and of the saved sums: a pass begun under another version starts again."""
 MAX_POSITIONS = 65_536
 """Buckets of the longest document, at most, so that memory does not grow with it. They take 0.3 kB each."""

@@ -118,7 +118,13 @@ def test_shares_are_of_similar_size_and_have_each_document_once() -> None:
 
 def test_no_lane_has_segments_that_its_documents_do_not_fill() -> None:
     nowhere: Any = None
-    for lengths, lanes, tokens in (([100], 1, 104), ([100, 90], 2, 104), ([100, 90, 30], 3, 104), ([9] * 80, 8, 160)):
+    for lengths, lanes, tokens in (
+        ([100], 1, 104),
+        ([100, 90], 2, 104),
+        ([100, 90, 30], 3, 104),
+        ([9] * 80, 8, 160),
+        ([350, 268, 160, 131, 96], 3, 368),  # the last stands behind the second
+    ):
         [shard] = Shard("all", nowhere, np.array(lengths), 8, 10**9).split(1, 8)
         assert (shard.lanes, shard.segment_length) == (lanes, tokens)
     [shard] = Shard("all", nowhere, np.array([1000]), 8, 16).split(1, 8)
