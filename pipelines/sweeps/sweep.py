@@ -156,7 +156,7 @@ class Sweep:
         return {"store": SegmentStore.open(data.store, data.corpus, "train").manifest.fingerprint}
 
     def write_plan(self, command: str) -> None:
-        """Write sweep.json, with a new sweep's identity and its planned trials, as one file."""
+        """Write sweep.json, with the identity and the trials of a sweep that is new or has grown, as one file."""
         names = ("space", "preset", "num_samples", "search", "scheduler", "metric")
         values = {
             "schema": SCHEMA,
