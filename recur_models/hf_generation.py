@@ -133,8 +133,8 @@ class RecurrentGenerationMixin(GenerationMixin):
         check_generation(self.config, kwargs)
         defaults = generation_config or self.generation_config
         begin = self.config.begin_of_document_id
-        suppressed = kwargs.get("suppress_tokens") or getattr(defaults, "suppress_tokens", None) or ()
-        if generation_config is None or kwargs.get("suppress_tokens"):
+        suppressed = kwargs.pop("suppress_tokens", None) or getattr(defaults, "suppress_tokens", None) or ()
+        if generation_config is None:
             kwargs["suppress_tokens"] = [*suppressed, begin]
         else:  # transformers warns of arguments beside a config
             generation_config = copy.deepcopy(generation_config)

@@ -61,6 +61,15 @@ def test_a_config_of_the_users_own_is_taken_without_a_warning(slide: Any, caplog
     assert given.suppress_tokens is None and "suppress_tokens" not in caplog.text
 
 
+@pytest.mark.parametrize(("suppressed", "expected"), [(None, [2, BOD]), ([], [2, BOD]), ([1], [1, BOD])])
+def test_suppressed_tokens_beside_a_config_keep_begin_of_document(
+    slide: Any, suppressed: list[int] | None, expected: list[int]
+) -> None:
+    given = GenerationConfig(max_new_tokens=1, output_scores=True, return_dict_in_generate=True, suppress_tokens=[2])
+    (scores,) = slide.generate(text(2, 4), given, suppress_tokens=suppressed).scores
+    assert torch.isinf(scores).all(0).nonzero().flatten().tolist() == expected
+
+
 def test_arguments_that_change_nothing_are_refused(slide: Any) -> None:
     with pytest.raises(ValueError, match="cache_implementation is given, but these models have a cache of their own"):
         slide.generate(text(1, 4), cache_implementation="static")
