@@ -70,7 +70,7 @@ def gated_delta_rule(
     from_start, chunk_decay = decay_of_state(sum_BHNC, fresh_BN)
     # The chunk writes W: (I + A) W = β (V − exp(b) K S), with A_ij = β_i k_i·k_j exp(b_i − b_j) below the diagonal.
     beta_k = k * beta[..., None]
-    inverse: Tensor = UnitLowerInverse.apply((beta_k @ k.transpose(-1, -2)) * between)
+    inverse = unit_lower_inverse((beta_k @ k.transpose(-1, -2)) * between)
     q = q * k.shape[-1] ** -0.5
     scores = (q @ k.transpose(-1, -2)) * between
     k_to_end = k * log_decay_to_end(sum_BHNC, rest_BHNC).exp()[..., None]
@@ -90,13 +90,19 @@ def gated_delta_rule(
 
 
 def unit_lower_inverse(A: Tensor) -> Tensor:
+    """Inverse of I + the part of A below the diagonal [..., C, C]. In stepping, `apply` would take longer than the rest."""
+    inverse: Tensor = UnitLowerInverse.apply(A) if torch.is_grad_enabled() else inverse_by_halves(A)
+    return inverse
+
+
+def inverse_by_halves(A: Tensor) -> Tensor:
     """Inverse of I + the part of A below the diagonal [..., C, C]: the inverse of each half, and −bottom⁻¹ A₂₁ top⁻¹ below."""
     C = A.shape[-1]
     half = C // 2
     if C <= 16 or C % 2:
         identity = torch.eye(C, dtype=A.dtype, device=A.device)
         return torch.linalg.solve_triangular(A, identity, upper=False, unitriangular=True)
-    top, bottom = unit_lower_inverse(torch.stack([A[..., :half, :half], A[..., half:, half:]]))
+    top, bottom = inverse_by_halves(torch.stack([A[..., :half, :half], A[..., half:, half:]]))
     inverse = torch.zeros_like(A)
     inverse[..., :half, :half] = top
     inverse[..., half:, half:] = bottom
@@ -105,13 +111,13 @@ def unit_lower_inverse(A: Tensor) -> Tensor:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """`unit_lower_inverse`, L⁻¹. Its gradient is −L⁻ᵀ G L⁻ᵀ below the diagonal: two products; autograd takes several a half."""
+    """`inverse_by_halves`, L⁻¹. Its gradient is −L⁻ᵀ G L⁻ᵀ below the diagonal: two products; autograd takes several a half."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(A: Tensor) -> Tensor:  # pyrefly: ignore
-        return unit_lower_inverse(A)
+        return inverse_by_halves(A)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:  # pyrefly: ignore

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from recur_models.costs import Costs, product, scales
-from recur_models.gated_delta import UnitLowerInverse
+from recur_models.gated_delta import unit_lower_inverse
 from recur_models.layers import linear, upcast
 from recur_models.mixer import Chunks, RecurrentMixer, Sizes, behind_earlier, chunk_costs, without_autocast
 from recur_models.norms import unit_norm
@@ -70,7 +70,7 @@ def generalised_delta_rule(
     k = k * to_token
     b = b * to_token
     # A chunk takes out U: (I − L) U = A S + M V, with L = A Bᵀ and M = A Kᵀ below the diagonal.
-    inverse: Tensor = UnitLowerInverse.apply(-(a @ b.transpose(-1, -2)))
+    inverse = unit_lower_inverse(-(a @ b.transpose(-1, -2)))
     taken_within = inverse @ ((a @ k.transpose(-1, -2)).tril(-1) @ v)
     loop = (
         inverse @ a,
