@@ -69,9 +69,13 @@ def plot(results: Results, path: Path) -> Path:
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(whose), len(columns), squeeze=False, sharey=not results.table.x)
     said = {"paper": "paper", "ours": f"ours, {results.source}"}
+    is_alone = bool(results.table.x) and len(columns) == len(whose) == 1
     for number, column in enumerate(columns):
         for axes, of in zip(panels[:, number], whose, strict=True):
             draw(results, axes, column, of == "paper")
+            if is_alone:
+                axes.set_ylabel(column.name, fontsize=10)
+                continue
             title = f"{column.name}: {said[of]}" if len(whose) > 1 else column.name
             axes.set_title(fill(title, 60 if results.table.x else 28), fontsize=10)
     title = results.table.about if len(whose) > 1 else f"{results.table.about}: {said['ours']}"
