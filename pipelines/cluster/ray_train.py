@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.places import Place
 from pipelines.config.run import PlacementConfig
-
-if TYPE_CHECKING:
-    from ray.train.torch import TorchTrainer
 
 
 def run_workers(
@@ -35,6 +32,7 @@ def run_workers(
     before = set[str]()
     try:
         from ray import train  # a setting chooses which of two versions its names are
+        from ray.train.torch import TorchTrainer
 
         classes: Any = train
         before = reservations()
@@ -42,7 +40,7 @@ def run_workers(
         def train_loop() -> None:
             worker(arguments)  # no train_loop_config: Ray may show it as text on its dashboard, and it has passwords
 
-        trainer()(
+        TorchTrainer(
             train_loop,
             scaling_config=classes.ScalingConfig(
                 num_workers=workers,
@@ -66,22 +64,6 @@ def run_workers(
                 release(reservations() - before)
         return error
     return None
-
-
-def trainer() -> type[TorchTrainer]:
-    """TorchTrainer without two processes that it starts for each run. One is for Ray Data's data sets, of which we have none. The
-    other should free what a dead controller had reserved, and fails (Ray 2.60: it asks a dashboard, and where one is, frees
-    nothing). A run of two workers begins 3 s sooner on two cores.
-    """
-    from ray.train.torch import TorchTrainer
-
-    needless = ("DatasetsCallback", "PlacementGroupCleanerCallback")
-
-    class Trainer(TorchTrainer):  # pyrefly: ignore
-        def _create_default_callbacks(self) -> list[Any]:
-            return [each for each in super()._create_default_callbacks() if type(each).__name__ not in needless]
-
-    return Trainer
 
 
 def reservations(*states: str) -> set[str]:
