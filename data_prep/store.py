@@ -288,7 +288,7 @@ def _missing(folder: Place) -> str:
     if wrong != folder:
         for given in (wrong.parent, wrong.parent.parent):
             if splits_of(given):
-                return f"{given} is a corpus, and not the store that it lies in: give --data.store {given.parent}"
+                return f"{given} is a corpus, and not the store that it lies in: give {given.parent} as the store"
     else:
         others = ", ".join(splits_of(folder.parent))
         if others:
