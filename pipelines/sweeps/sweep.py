@@ -132,11 +132,12 @@ class Sweep:
         return True
 
     def _may_grow(self, before: Any) -> bool:
-        """Whether --num-samples is larger than ``before``, and the scheduler does not have all trials wait for each other."""
+        """Whether --num-samples is larger than ``before``, and adds trials: not to a grid, nor where trials wait for each other."""
         from tune_spaces.stopping import pauses_trials  # imports Ray Tune: seconds
 
         config = self.config
-        return isinstance(before, int) and config.num_samples > before and not pauses_trials(config.scheduler)
+        grows = config.search != "grid" and not pauses_trials(config.scheduler)
+        return grows and isinstance(before, int) and config.num_samples > before
 
     def _identity(self) -> dict[str, Any]:
         """Fields that identify a sweep; a different value is refused on resume."""

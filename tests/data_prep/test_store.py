@@ -157,9 +157,7 @@ def test_no_store(prepared: PrepareConfig, tmp_path: Path) -> None:
         ):
             SegmentStore.open(prepared.store, "text", name)
     for given in (prepared.folder, prepared.folder / "train"):
-        with pytest.raises(
-            StoreError, match=r"/text is a corpus, and not the store that it lies in: give "
-        ):
+        with pytest.raises(StoreError, match=r"/text is a corpus, and not the store that it lies in: give "):
             SegmentStore.open(given, "text", "train")
     with pytest.raises(StoreError, match="did you mean 'text'"):
         SegmentStore.open(prepared.store, "txt", "train")

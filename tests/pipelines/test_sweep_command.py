@@ -203,8 +203,9 @@ def test_a_larger_number_of_samples_adds_the_trials_that_it_would_have_had(here:
         here(*words, "--num-samples", "3")
 
 
-def test_a_population_does_not_grow(here: Make) -> None:
-    words = ("optim.lr=1e-4..1e-2", "--scheduler", "pbt", "--num-samples")
+@pytest.mark.parametrize("way", [("--scheduler", "pbt"), ("--search", "grid")])
+def test_populations_and_grids_do_not_grow(here: Make, way: tuple[str, str]) -> None:
+    words = ("optim.lr=1e-4..1e-2", *way, "--num-samples")
     here(*words, "4")
     with pytest.raises(UserError, match="with num_samples=4, and this command says 8: choose another --run"):
         here(*words, "8")

@@ -133,7 +133,8 @@ def test_fresh_in_the_middle_equals_starting_anew(config: ModelConfig) -> None:
     assert torch.equal(logits[0], undisturbed[0])
 
 
-def test_a_document_begins_anew_after_a_state_of_nan(config: ModelConfig) -> None:
+def test_a_document_that_begins_a_segment_is_not_reached_by_a_state_of_nan(config: ModelConfig) -> None:
+    """Within a segment, NaN reaches a later document of its lane in models that multiply State by 0."""
     model = build(config)
     text = tokens(2, 3 * model.block)
     with torch.no_grad():
