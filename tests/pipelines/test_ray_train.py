@@ -27,7 +27,7 @@ def test_ray_is_given_no_argument_that_its_dashboard_would_show(
         def fit(self) -> None:
             self.worker()
 
-    monkeypatch.setattr(ray_train, "trainer", lambda: Trainer)
+    monkeypatch.setattr("ray.train.torch.TorchTrainer", Trainer)
     monkeypatch.setattr(ray_train, "reservations", set)
     arguments = {"uri": "http://user:secret@host"}
     error = ray_train.run_workers(seen.append, arguments, 1, PlacementConfig(), False, Place.parse(tmp_path), "run")
