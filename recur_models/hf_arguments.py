@@ -129,17 +129,17 @@ def check_mask(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
     return None if mask_BT.all() else mask_BT
 
 
-def predicted_labels(labels: Tensor, mask_BT: Tensor | None, ignore_index: int) -> Tensor:
+def predicted_labels(labels: Tensor, mask: Tensor | None, ignore_index: int) -> Tensor:
     """The labels without that of each lane's first token where padding stands before it: no column predicts it. int64 [B, T].
 
     Args:
         labels: int64 [B, T], of which the column before predicts each.
-        mask_BT: False at padding, as `check_mask` gives it; None without padding.
+        mask: [B, T or more], 0 at padding; one that `check_mask` has taken. None without padding.
         ignore_index: the label that is not scored.
     """
-    if mask_BT is None:
+    if mask is None:
         return labels
-    is_unread_BT = mask_BT.to(labels.device).cumsum(1) == 0
+    is_unread_BT = mask[:, -labels.shape[1] :].bool().to(labels.device).cumsum(1) == 0
     return labels.masked_fill(F.pad(is_unread_BT[:, :-1], (1, 0)), ignore_index)
 
 

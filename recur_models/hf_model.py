@@ -341,8 +341,7 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         if labels is not None:
             if self.config.predicts_labels:
                 loss_kwargs.setdefault("shift_labels", labels)
-            mask_BT = check_mask(attention_mask, check_input_ids(input_ids))
-            labels = predicted_labels(labels, mask_BT, loss_kwargs.get("ignore_index", -100))
+            labels = predicted_labels(labels, attention_mask, loss_kwargs.get("ignore_index", -100))
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
 
