@@ -318,13 +318,13 @@ class Place:
 
     @contextmanager
     def _naming_what_cannot_be_written(self) -> Iterator[None]:
-        """Add this file's name to the error of a full disk, or of one where it may not be written: pyarrow's message has only the
-        reason, twice, or a temporary name.
+        """Add this file's name to the error of a full disk, of one where it may not be written, or of a folder that is gone:
+        pyarrow's message has only the reason, twice, or a temporary name.
         """
         try:
             yield
         except OSError as error:
-            refused = isinstance(error, PermissionError) or error.errno in NO_ROOM
+            refused = isinstance(error, PermissionError | FileNotFoundError) or error.errno in NO_ROOM
             named = str(error.filename or "")  # staged, or another file that was read meanwhile
             if not self.is_local or not refused or error.errno is None or (named and not _STAGED.search(named)):
                 raise

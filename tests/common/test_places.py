@@ -161,6 +161,14 @@ def test_a_file_that_may_not_be_written_is_named_without_its_temporary_name(reac
         (Place.parse(reachable) / "a.txt").write_atomically(b"a")
 
 
+def test_a_folder_that_is_gone_is_named_without_a_temporary_name(tmp_path: Path) -> None:
+    place = Place.parse(tmp_path / "gone" / "a.txt")
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: '[^']*/gone/a\.txt'$"):
+        place.write_atomically(b"a")
+    with pytest.raises(FileNotFoundError, match=r"^\[Errno 2\] No such file or directory: '[^']*/gone/a\.txt'$"):
+        place.commit(place.staged())
+
+
 def test_a_file_that_may_not_be_read_is_named_while_another_is_written(reachable: Path) -> None:
     path = reachable / "a.txt"
     path.write_text("a")
