@@ -1,7 +1,8 @@
 """PG-19, books from Project Gutenberg, in the layout of its release: `{train,validation,test}/<id>.txt` and `metadata.csv`.
 
-The folders are the splits; beside one of them valid, val or dev is validation too. `metadata.csv` has no header and the columns
-id, title, year, url; without it a book's title is its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
+The folders are the splits; beside one of them valid, val or dev is validation too. Other texts in them, in sub-folders or called
+`.TXT`, are left out, and counted. `metadata.csv` has no header and the columns id, title, year, url; without it a book's title is
+its id. Rae et al. 2019, https://github.com/google-deepmind/pg19.
 
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer sentencepiece:32000
     python -m pipelines.prepare pg19 --source FOLDER --tokenizer gpt2:gpt2 --books 1250 --validation-tokens 15000
@@ -21,6 +22,7 @@ from common.checks import check_options
 from common.places import Place
 from data_prep.corpora.encodings import read_utf8
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, split_folders
+from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES
 from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source
 
@@ -62,10 +64,13 @@ class Pg19:
         folder = self._folder(split)
         if folder is None:
             return []
-        found = files_in(folder, takes=lambda name: name.endswith(".txt"))
-        files = [file for file in found if not is_hidden(file.name)]
+        found = files_in(folder, recursive=True, follow=True, takes=lambda name: name.lower().endswith(".txt"))
+        found = [file for file in found if not is_hidden(file.name)]
+        files = [file for file in found if "/" not in file.name and file.name.endswith(".txt")]
         if not files:
             raise CorpusError(f"{folder} holds no *.txt file: put the books of the PG-19 release there")
+        left_out = LeftOut()
+        left_out.add(f"not {folder.name}/<id>.txt", len(found) - len(files))
         if split == "train" and self.books:
             files = sorted(files, key=lambda file: file.name)[: self.books]
         for file in files:
@@ -73,7 +78,8 @@ class Pg19:
         titles = _titles(root / "metadata.csv")
         sizes = {file.name.removesuffix(".txt"): file.bytes for file in files}
         numeric = sorted(sizes, key=lambda name: (len(name), name))
-        return [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
+        books = [Source(name, titles.get(name, name), split, sizes[name]) for name in numeric]
+        return books + left_out.sources(folder.name, split)
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield each book, titled by the release's metadata."""
@@ -81,10 +87,13 @@ class Pg19:
         for source in sources:
             if folder is None:
                 raise CorpusError(f"the folder of {source.split} went away while it was being prepared: start again")
-            if source.bytes > self.max_document_bytes:
+            skipped = skipped_of(source)
+            if skipped:
+                yield skipped
+            elif source.bytes > self.max_document_bytes:
                 yield Skipped(source.id, "too large")
-                continue
-            yield Document(source.id, source.title, self._text(folder / f"{source.id}.txt"))
+            else:
+                yield Document(source.id, source.title, self._text(folder / f"{source.id}.txt"))
 
     def _folder(self, split: str) -> Place | None:
         """The folder of a split; None where it is not there. Raises CorpusError where there are several."""

@@ -88,6 +88,13 @@ def test_pg19(books: Path) -> None:
     assert [source.title for source in corpus.sources("train")] == ["99", "1001"]
 
 
+def test_books_that_are_not_where_the_release_has_them_are_counted(books: Path) -> None:
+    put(books / "train", {"more/4.txt": b"Book", "5.TXT": b"Book", ".6.txt": b"hidden", "notes.md": b"no book"})
+    for corpus in (Pg19(source=str(books)), Pg19(source=str(books), books=1)):
+        assert read_all(corpus)[1] == {"not train/<id>.txt": 2}
+    assert [*read(Pg19(source=str(books)), "train")] == ["99", "1001"]
+
+
 def test_text_with_split_folders(tmp_path: Path) -> None:
     for name in ("train/b.txt", "train/a/z.txt", "test/a.txt", "train/skip.md", "beside.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
