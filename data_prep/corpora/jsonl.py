@@ -17,6 +17,7 @@ A packed file is decompressed from its beginning for every part that starts in i
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,9 +39,9 @@ from data_prep.corpora.wikitext_lines import refuse_lines
 from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
 from data_prep.sources import NumberedFile, NumberedSources, in_split_by_hash
 
-ENDINGS = tuple(
-    name + packed for name in (".jsonl", ".ndjson", ".json") for packed in ("", ".gz", ".bz2", ".xz", ".zst")
-)
+ENDINGS = (".jsonl", ".ndjson", ".json")
+PACKED = re.compile(r"\.(gz|bz2|xz|lzma|zst|zstd|lz4|zip|7z)$", re.IGNORECASE)
+"""Endings of a packed shard. Some packings are not read: such a shard is refused by name, so that no text is lost unnoticed."""
 FIRST = 1 << 16
 """The most bytes of a line that `refuse_lines` checks."""
 Span = tuple[int, int, int]
@@ -85,7 +86,7 @@ class JsonLines:
 
     def takes(self, name: str) -> bool:
         """Whether a file of this name is read."""
-        return name.lower().endswith(ENDINGS) and name.rpartition("/")[2] not in NOT_DATA
+        return PACKED.sub("", name.lower()).endswith(ENDINGS) and name.rpartition("/")[2] not in NOT_DATA
 
     def splits_by_hash(self) -> bool:
         return not any(splits_named((file.name for file in self._files()), self.split_by).values())
@@ -168,7 +169,14 @@ class JsonLines:
         return None
 
     def _files(self) -> list[Listed]:
-        return shards(self.name, self.source, ENDINGS, self.takes)
+        """The shards. Raises CorpusError where one is there twice, packed and unpacked."""
+        files = shards(self.name, self.source, ENDINGS, self.takes)
+        names = {file.name for file in files}
+        for file in files:
+            plain = PACKED.sub("", file.name)
+            if plain != file.name and plain in names:
+                raise CorpusError(f"{file.place} is there unpacked too, as {plain}: take one of them out")
+        return files
 
     def _refuse_lines(self, file: Listed) -> None:
         """Raises CorpusError if the first records are lines of WikiText, not documents."""

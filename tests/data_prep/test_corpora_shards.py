@@ -250,6 +250,20 @@ def test_wrong_json(tmp_path: Path, data: bytes, fields: dict, words: str) -> No
         read_all(JsonLines(source=str(tmp_path), **fields))
 
 
+def test_a_packing_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+    put(tmp_path, {"train-0.jsonl": b'{"text": "a"}\n', "train-1.jsonl.LZ4": b"\x04\x22\x4d\x18" + bytes(99)})
+    with pytest.raises(CorpusError, match=r"train-1\.jsonl\.LZ4 is packed \(lz4\): unpack it, and give the file"):
+        JsonLines(source=str(tmp_path)).sources("train")
+
+
+def test_a_shard_that_was_unpacked_is_not_read_twice(tmp_path: Path) -> None:
+    data = b'{"text": "a"}\n'
+    put(tmp_path, {"a/train.jsonl": data, "a/train.jsonl.zst": zstd(data), "b/train.jsonl": data})
+    with pytest.raises(CorpusError, match=r"a/train\.jsonl\.zst is there unpacked too, as a/train\.jsonl: take one"):
+        JsonLines(source=str(tmp_path)).sources("train")
+    assert len(JsonLines(source=str(tmp_path / "a" / "train.jsonl.zst")).sources("train")) == 1
+
+
 def test_no_shards(tmp_path: Path) -> None:
     for kind in (JsonLines, Parquet):
         with pytest.raises(CorpusError, match="holds no file that ends in"):
