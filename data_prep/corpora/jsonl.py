@@ -274,11 +274,10 @@ class JsonLines:
         field = self.id_field or self.thread_field
         if field:
             value = record.get(field)
-            if isinstance(value, bool) or not isinstance(value, (str, int)):
+            if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
                 option = "--id-field" if self.id_field else "--thread-field"
-                raise CorpusError(
-                    f"{file} line {number} has no string or integer in field {field!r}: give another {option}"
-                )
+                what = "an empty string" if value == "" else "no string or integer"
+                raise CorpusError(f"{file} line {number} has {what} in field {field!r}: give another {option}")
             id = _whole(str(value), file, number)
         title = record.get(self.title_field) if self.title_field else None
         return id, _whole(title, file, number) if isinstance(title, str) and title else id

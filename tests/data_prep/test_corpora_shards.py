@@ -240,6 +240,7 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
         ),
         (b'{"text": "a", "id": null}\n', {"id_field": "id"}, r"line 1 has no string or integer in field 'id'"),
         (b'{"text": "a", "id": 1.5}\n', {"id_field": "id"}, r"line 1 has no string or integer in field 'id'"),
+        (b'{"text": "a", "id": ""}\n', {"id_field": "id"}, r"line 1 has an empty string in field 'id': give another"),
         (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
         (zstd(b'{"text": "a"}\n' * 99)[:-1], {}, r"x\.jsonl cannot be read \(.*\): it is damaged"),
     ],
