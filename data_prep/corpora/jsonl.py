@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from common.checks import check_options
+from common.files import mark_of
 from common.places import Listed
 from data_prep.corpora.encodings import decode_utf8
 from data_prep.corpora.files import shards, splits_named
@@ -300,10 +301,14 @@ class Entry(NamedTuple):
 
 @contextmanager
 def _opened(file: Listed) -> Iterator[Forward]:
-    """The bytes of a file, decompressed. Raises CorpusError where it is damaged, or one JSON list."""
+    """The bytes of a file, decompressed. Raises CorpusError where it is damaged, in UTF-16, or one JSON list."""
     where = file.place.shown
     with reading(where), decompressed(file.place) as stream:
-        _check_no_array(stream.peek(ARRAY_HEAD_BYTES).removeprefix(BOM_UTF8), where)
+        head = stream.peek(ARRAY_HEAD_BYTES)
+        encoding = mark_of(head)[1]
+        if encoding != "UTF-8":
+            raise CorpusError(f"{where} is {encoding}: iconv -f {encoding[:6]} -t UTF-8 FILE converts it to UTF-8")
+        _check_no_array(head.removeprefix(BOM_UTF8), where)
         yield stream
 
 

@@ -230,6 +230,7 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
         ),
         (b'{"text": 3}\n', {}, r"line 1 has no text in field 'text' but int"),
         (b'{"text": "a"}\n{"text": "\xff"}\n', {}, r"x\.jsonl is not UTF-8: byte 0xff at offset 24 "),
+        ('{"text": "a"}\n'.encode("utf-16"), {}, r"x\.jsonl is UTF-16-LE: iconv -f UTF-16 -t UTF-8 FILE converts it"),
         (b'{"text": "\\ud800"}\n', {}, r"line 1 holds half a surrogate pair at character 0"),
         (b'{"text":' * 100_000 + b"\n", {}, r"line 1 is nested too deeply: take it out"),
         (b'{"text": ' + b"9" * 5000 + b"}\n", {}, r"line 1 has no text in field 'text' but float"),
