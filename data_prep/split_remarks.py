@@ -96,7 +96,9 @@ def check_encodes(tokenizer: Tokenizer, scans: Sequence[SplitScan]) -> None:
 
 def empty_split(scan: SplitScan) -> str:
     """The message on a split without documents. It does not name the split."""
-    remedy = "add documents, or name folders or files of the corpus train, validation and test where it takes them from there"
+    remedy = (
+        "add documents, or call a folder or file train, validation or test if this corpus takes its splits from names"
+    )
     corpus = scan.corpus
     if isinstance(corpus, Task):
         remedy = f"give --{scan.split} 1 or more"

@@ -31,7 +31,7 @@ def test_a_corpus_of_train_alone_names_the_option_that_splits_it(
     put(tmp_path, {"in/train-00000-of-00001.jsonl": lines([f"text {i}" for i in range(12)])})
     assert list(prepare(config(tmp_path))) == ["train"]
     out = capsys.readouterr().out
-    assert "validation: no document with text, left out; to have one, add documents, or name folders" in out
+    assert "validation: no document with text, left out; to have one, add documents, or call a folder or file" in out
     assert out.count("or give --split-by hash to take some documents of each") == 2
     assert list(prepare(config(tmp_path, "split", split_by="hash"))) == list(SPLITS)
 
