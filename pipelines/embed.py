@@ -90,7 +90,10 @@ def main(argv: list[str]) -> None:
     data = checkpoint.meta["config"]["data"]
     embeddings = Embeddings(output, texts, width_of(model), checkpoint.digest, config.every, config.dtype)
     lanes = config.lanes or data["lanes"]
-    segment_length = config.segment_length or data["segment_length"] or -(-SEGMENT // model.block) * model.block
+    trained_length = data["segment_length"] or -(-SEGMENT // model.block) * model.block
+    longest = -(-int((texts.lengths + texts.before).max()) // model.block) * model.block
+    # Beyond the longest document, longer segments take more memory and change nothing.
+    segment_length = min(config.segment_length, max(trained_length, longest)) or trained_length
     counts = f"{counted(len(texts.ids), 'document')}, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as update, file_lock(output, "another pipelines.embed"):

@@ -169,6 +169,19 @@ def test_what_was_stopped_goes_on_and_nothing_half_written_has_a_name(
         assert (out / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
 
 
+def test_segments_far_longer_than_every_document_take_no_more_memory(
+    train: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    run = train("--steps", "2", "--validate-every", "0")
+    longest = int(SegmentStore.open(store, "text", "test").lengths.max()) + 1  # with begin-of-document
+    enough = -(-longest // 8) * 8
+    assert enough > 32  # as in training
+    for length in (enough, 10**12):
+        embed.main([str(run), "--segment-length", str(length), "--output", str(tmp_path / str(length))])
+    one, other = ((tmp_path / str(length) / "part-00000.arrow").read_bytes() for length in (enough, 10**12))
+    assert one == other
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
