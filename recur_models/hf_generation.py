@@ -128,7 +128,8 @@ class RecurrentGenerationMixin(GenerationMixin):
             generation_config: by default the model's own.
             kwargs: further arguments of transformers' `generate`, which also replace values of ``generation_config``.
 
-        Raises ValueError for a model that predicts labels, and for arguments that these models do not have.
+        Raises ValueError for a model that predicts labels, for arguments that these models do not have, and for a cache that has
+        read the text to its end: it has no logits of the last token, and cannot read this token again.
         """
         check_generation(self.config, kwargs)
         defaults = generation_config or self.generation_config
@@ -140,6 +141,12 @@ class RecurrentGenerationMixin(GenerationMixin):
             generation_config = copy.deepcopy(generation_config)
             generation_config.suppress_tokens = [*suppressed, begin]
         prompt = kwargs.get("input_ids") if inputs is None else inputs
+        past = kwargs.get("past_key_values")
+        if prompt is not None and isinstance(past, RecurrentCache) and past.seen >= prompt.shape[1]:
+            raise ValueError(
+                f"past_key_values has read {past.seen} columns, and the text has {prompt.shape[1]}: give the whole text, and a "
+                "cache that has not read its last token"
+            )
         padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
         # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.
         if prompt is not None and kwargs.get("attention_mask") is None and padding in (None, begin):

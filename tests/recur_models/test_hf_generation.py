@@ -115,6 +115,21 @@ def test_a_saved_cache_continues_like_the_first(config: ModelConfig, tmp_path: P
         assert other.past_key_values.get_seq_length() == 16
 
 
+@torch.no_grad()
+def test_a_cache_that_has_read_the_whole_text_is_refused(slide: Any) -> None:
+    """It would read the text twice, or nothing."""
+    ids = text(2, 9)
+    for given in (ids, ids[:, :4]):
+        cache = slide(ids).past_key_values
+        with pytest.raises(
+            ValueError, match=f"has read 9 columns, and the text has {given.shape[1]}: give the whole text"
+        ):
+            slide.generate(given, past_key_values=cache, max_new_tokens=3)
+    cache = slide(ids[:, :8]).past_key_values
+    found = slide.generate(ids, past_key_values=cache, max_new_tokens=3)
+    assert torch.equal(found, slide.generate(ids, max_new_tokens=3))
+
+
 def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing was read"):
         RecurrentCache().save(tmp_path / "state.safetensors")
