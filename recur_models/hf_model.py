@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -284,6 +285,9 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
+        if config.predicts_labels:  # by this name Trainer counts the labels of all columns, and not those behind the first
+            self.loss_type = "ForTokenClassification"
+            self.loss_function = ForCausalLMLoss
 
     @by_layers
     @can_return_tuple

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -313,6 +313,20 @@ def test_label_smoothing_shifts_the_labels(slide: Any, tmp_path: Path) -> None:
     logits = slide(ids).logits[:, :-1].flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.1)
     torch.testing.assert_close(loss, expected)
+
+
+def evaluated(model: Any, rows: list[dict[str, Any]], folder: Path) -> torch.Tensor:
+    """The loss that Trainer reports of these rows, read as one batch."""
+    arguments = TrainingArguments(str(folder), report_to="none", use_cpu=True, disable_tqdm=True)
+    return torch.tensor(Trainer(model, arguments, eval_dataset=cast(Any, rows)).evaluate()["eval_loss"])
+
+
+def test_trainer_means_over_the_labels_of_all_columns(tmp_path: Path) -> None:
+    model = ThroughlineForCausalLM(ThroughlineConfig.of(SlideConfig(**SIZE), VOCAB, predicts_labels=True)).eval()
+    ids, labels = text(2, 5), text(2, 5).flip(1)
+    expected = torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), labels.flatten())
+    rows = [{"input_ids": ids[lane], "labels": labels[lane]} for lane in range(2)]
+    torch.testing.assert_close(evaluated(model, rows, tmp_path), expected)
 
 
 @torch.no_grad()
