@@ -143,6 +143,12 @@ def predicted_labels(labels: Tensor, mask: Tensor | None, ignore_index: int) -> 
     return labels.masked_fill(F.pad(is_unread_BT[:, :-1], (1, 0)), ignore_index)
 
 
+def share_scored(labels: Tensor, scored: Tensor, ignore_index: int) -> Tensor:
+    """Share of the labels behind the first column, which Trainer counts, that are left in ``scored``. Both int64 [B, T]."""
+    counted, left = ((each[:, 1:] != ignore_index).sum().clamp(min=1) for each in (labels, scored))
+    return left / counted
+
+
 def check_positions(position_ids: Tensor | None, input_ids: Tensor, mask: Tensor | None, seen: int) -> None:
     """Raises ValueError if ``position_ids`` differ from those that a model counts itself, from a text's first token.
 

@@ -36,6 +36,7 @@ from recur_models.hf_arguments import (
     kept_columns,
     loss_arguments,
     predicted_labels,
+    share_scored,
 )
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.hf_generation import RecurrentCache, RecurrentGenerationMixin
@@ -345,8 +346,12 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         if labels is not None:
             if self.config.predicts_labels:
                 loss_kwargs.setdefault("shift_labels", labels)
-            labels = predicted_labels(labels, attention_mask, loss_kwargs.get("ignore_index", -100))
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **loss_kwargs)
+            ignored = loss_kwargs.get("ignore_index", -100)
+            scored = predicted_labels(labels, attention_mask, ignored)
+            items = loss_kwargs.get("num_items_in_batch")
+            if items is not None and "shift_labels" not in loss_kwargs:
+                loss_kwargs["num_items_in_batch"] = items * share_scored(labels, scored, ignored)
+            loss = self.loss_function(logits=logits, labels=scored, vocab_size=self.config.vocab_size, **loss_kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, hidden_states=states)
 
 

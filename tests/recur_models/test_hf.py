@@ -321,6 +321,17 @@ def evaluated(model: Any, rows: list[dict[str, Any]], folder: Path) -> torch.Ten
     return torch.tensor(Trainer(model, arguments, eval_dataset=cast(Any, rows)).evaluate()["eval_loss"])
 
 
+def test_trainer_means_over_the_labels_that_are_scored(slide: Any, tmp_path: Path) -> None:
+    """It counts a first token behind padding, which is not scored."""
+    ids = text(2, 9)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    rows = [{"input_ids": ids[i], "attention_mask": mask[i], "labels": labels[i]} for i in range(2)]
+    alone = slide(ids[:1], labels=ids[:1]).loss * 8 + slide(ids[1:, 5:], labels=ids[1:, 5:]).loss * 3
+    torch.testing.assert_close(evaluated(slide, rows, tmp_path), alone / 11)
+
+
 def test_trainer_means_over_the_labels_of_all_columns(tmp_path: Path) -> None:
     model = ThroughlineForCausalLM(ThroughlineConfig.of(SlideConfig(**SIZE), VOCAB, predicts_labels=True)).eval()
     ids, labels = text(2, 5), text(2, 5).flip(1)
