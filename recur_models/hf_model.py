@@ -115,7 +115,8 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
             if names:
                 raise ValueError(
                     f"the weights in {args[0] if args else 'this folder'} are not those of the model in its config.json "
-                    f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again"
+                    f"({kind.replace('_', ' ')}: {names[0]}, {len(names)} in all): export the checkpoint again, "
+                    "or open an adapter with PeftModel.from_pretrained"
                 )
         check_devices(getattr(model, "hf_device_map", None))
         model.config.model_config().freeze(model.model)  # transformers has made its parameters anew
@@ -286,7 +287,9 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
-        if config.predicts_labels:  # by this name Trainer counts the labels of all columns, and not those behind the first
+        if (
+            config.predicts_labels
+        ):  # by this name Trainer counts the labels of all columns, and not those behind the first
             self.loss_type = "ForTokenClassification"
             self.loss_function = ForCausalLMLoss
 

@@ -147,6 +147,26 @@ def test_a_saved_adapter_is_loaded(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
+def test_a_saved_dora_is_loaded_by_peft_alone(tmp_path: Path) -> None:
+    """transformers leaves its magnitudes out, which is an error here."""
+    bare("slide-paper").save_pretrained(tmp_path / "model")
+    theirs: Any = THEIRS.AutoModelForCausalLM
+    model: Any = get_peft_model(
+        theirs.from_pretrained(tmp_path / "model"),
+        LoraConfig(r=2, target_modules="all-linear", use_dora=True, init_lora_weights=False),
+    )
+    for key, parameter in model.named_parameters():
+        if "magnitude" in key:
+            parameter.mul_(1.5)
+    model.save_pretrained(tmp_path / "dora")
+    ids = text(2, LENGTH)
+    loaded = PeftModel.from_pretrained(theirs.from_pretrained(tmp_path / "model"), tmp_path / "dora")
+    assert torch.equal(whole(loaded, ids), whole(model.eval(), ids))
+    with pytest.raises(ValueError, match=r"magnitude.* or open an adapter with PeftModel\.from_pretrained"):
+        theirs.from_pretrained(tmp_path / "dora")
+
+
+@torch.no_grad()
 def test_quantised_layers_are_used(name: str) -> None:
     model = bare(name)
     quantised: Any = quantize_dynamic(model, {nn.Linear})
