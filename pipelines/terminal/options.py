@@ -109,11 +109,11 @@ def has_field(config: object, path: Sequence[str]) -> bool:
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:
-    """The option among ``options`` that a person who typed an unknown one means: one that is spelt almost like it, or one with
-    its name in a group. Empty where there is none.
+    """The option among ``options`` that a person who typed an unknown one means: one with its name in a group, or one that is
+    spelt almost like it. Empty where there is none.
     """
     grouped = [known for known in options if known.rpartition(".")[2] == option.lstrip("-")]
-    near = difflib.get_close_matches(option, options, n=1, cutoff=0.6) or grouped
+    near = grouped or difflib.get_close_matches(option, options, n=1, cutoff=0.6)
     return next(iter(near), "")
 
 

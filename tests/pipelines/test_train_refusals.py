@@ -175,6 +175,7 @@ class TestRefusals:
             (("--steps", "0"), "steps is 0"),
             (("--steps", "many"), "steps"),
             (("--model.stats", "4"), r"did you mean --model.states\?"),
+            (("--lr", "1e-3"), r"did you mean --optim.lr\?"),
             (("--model.layers", "0"), "model.layers is 0: it must be at least 1"),
             (("--optim.max-grad-norm", "-1"), "optim.max_grad_norm is -1.0: it must be at least 0"),
             (("--optim.betas", "1.5", "0.9"), r"optim.betas is \(1.5, 0.9\): each must be"),
