@@ -55,9 +55,11 @@ def main(argv: list[str]) -> int:
         return train_beside(config)
     if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
         refuse_several_starts(config)
+    run_folder = RunFolder.of(config)
+    if (run_folder.place / "sweep.json").exists():
+        raise UserError(f"{_shown(config)} is a sweep: choose another --run")
     # Opened here to refuse what does not fit and to print the plan. Each worker opens the run again, and agrees on a checkpoint.
     run = open_run(config, World.alone())
-    run_folder = RunFolder.of(config)
     check_tracking(config.tracking, root_of(run_folder.folder, config.run))
     parameters = config.model.costs(run.train_store.vocab_size).parameters
     print(describe(config, run, parameters), flush=True)

@@ -23,6 +23,7 @@ from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from tests.small_corpus import contents, flip
 from tests.small_runs import forget, without_run_name
+from tests.small_sweep import small_sweep
 
 Train = Callable[..., Path]
 
@@ -219,6 +220,14 @@ class TestRefusals:
         with pytest.raises(UserError, match=r"which would lie in the run .*/runs/one, .*: choose another name"):
             train("--steps", "1", "--root", str(tmp_path / "runs/one"), name="two")
         assert os.listdir(tmp_path / "runs/one/checkpoints") == ["step-00000001"]
+
+    def test_a_run_in_the_folder_of_a_sweep(self, train: Train, tmp_path: Path) -> None:
+        """No command could read it: they take the folder for a sweep."""
+        sweep = small_sweep(tmp_path / "runs/searched")
+        before = os.listdir(sweep)
+        with pytest.raises(UserError, match=r"runs/searched is a sweep: choose another --run"):
+            train("--steps", "1", name="searched")
+        assert os.listdir(sweep) == before
 
     def test_weights_that_are_no_numbers_are_not_saved(self, train: Train, tmp_path: Path) -> None:
         """Though the loss, which is of the weights before the step, was one."""
