@@ -220,7 +220,7 @@ def train(
         if run.validation_store and (last or done % config.validate_every == 0):
             with speed.paused():
                 metrics = validate(model, run.validation_store, config, world, autocast, heart.beat)
-            progress.note_validation(metrics, done, config, run.validation_store)
+            progress.note_validation(metrics, done, config, run.validation_store, world)
             if tracker:
                 tracker.log({**metrics, "train/tokens": float(schedule.tokens_before(done))}, done)
 

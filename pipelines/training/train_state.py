@@ -12,6 +12,7 @@ from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.config.run import TrainConfig, to_json
 from pipelines.tracking import Tracker
 from pipelines.training.precision import Precision
+from pipelines.training.world import World
 from recur_models.health import PATIENCE, Health
 
 
@@ -37,7 +38,7 @@ class TrainState:
         return cls(**{each.name: resume.meta[each.name] for each in fields(cls)})
 
     def note_validation(
-        self, metrics: Mapping[str, float], step: int, config: TrainConfig, validated: SegmentStore
+        self, metrics: Mapping[str, float], step: int, config: TrainConfig, validated: SegmentStore, world: World
     ) -> None:
         """Keep the values of a validation that later steps need. ``validated``: the split that was read."""
         worth = metrics.get("validation/worth_of_states_bits")
@@ -48,10 +49,11 @@ class TrainState:
         if bits is None:  # it is NaN
             return
         if best_by is None:
-            print(
-                f"warning: step {step:,} has no {config.checkpoint.best_by}, and its checkpoint is not ranked by it",
-                flush=True,
-            )
+            if world.rank == 0:
+                print(
+                    f"warning: step {step:,} has no {config.checkpoint.best_by}, and its checkpoint is not ranked by it",
+                    flush=True,
+                )
             self.validation = None
             return
         text = validated.manifest.fingerprint

@@ -15,11 +15,14 @@ from torch.nn import functional as F
 from data_prep.lanes import EvaluationLanes
 from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
+from pipelines.config.dotted import with_fields
 from pipelines.inference.trained import find_checkpoint, model_of
 from pipelines.prepare import PrepareConfig, prepare
+from pipelines.presets import PRESETS
 from pipelines.training import scoring
 from pipelines.training.reading import SEGMENTS, StateMode, StateReset, read_segments
 from pipelines.training.scoring import add_to, has_states, score_split
+from pipelines.training.train_state import TrainState
 from pipelines.training.world import World
 from recur_models import StaircaseConfig, clear, health
 from tests.small_corpus import words
@@ -32,6 +35,15 @@ def test_a_staircase_of_one_pass_has_no_states() -> None:
     sizes = {"chunk": 4, "d_model": 8, "heads": 2, "layers": 1}
     found = [has_states(StaircaseConfig(**sizes, passes=passes).build(5)) for passes in (1, 2)]
     assert found == [False, True]
+
+
+def test_one_process_warns_that_a_checkpoint_is_not_ranked(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = with_fields(PRESETS["demo-rec"], {"checkpoint.best_by": "validation/error_rate"})
+    validated = SegmentStore.open(store, "text", "validation")
+    for rank in range(2):
+        world = World(rank, 2, torch.device("cpu"))
+        TrainState().note_validation({"validation/bits_per_token": 5.0}, 10, config, validated, world)
+    assert capsys.readouterr().out.count("step 10 has no validation/error_rate") == 1
 
 
 def test_without_a_validation_split_it_trains_unvalidated(
