@@ -31,12 +31,12 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from common.errors import UserError, sentence
+from common.errors import UserError
 from pipelines.checkpoints.cloning import clone_checkpoint
 from pipelines.config.run import TrainConfig
 from pipelines.reports.sweep_result import read_trial
 from pipelines.sweeps.sweep import Sweep
-from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, train_trial
+from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, reason_of, train_trial
 from pipelines.terminal import plugins
 from pipelines.training.stopping import Stop
 from pipelines.training.world import World, join
@@ -160,7 +160,7 @@ class TrialActor(tune.Trainable):
     def _ended_by(self, error: UserError) -> dict[str, Any]:
         self._disband()
         cause = getattr(error, "cause", error)
-        return ended_as(outcome_of(cause), sentence(cause))
+        return ended_as(outcome_of(cause), reason_of(cause))
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save the current step and leave. Tune's checkpoint only points to ours. Raises NotSaved for a user's error."""

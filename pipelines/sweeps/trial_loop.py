@@ -25,6 +25,7 @@ from pipelines.checkpoints.saving import SaveError
 from pipelines.config.run import TrainConfig
 from pipelines.sweeps.record import Outcome
 from pipelines.tracking.client import TrackingError
+from pipelines.training.loop import Diverged
 from pipelines.training.progress import Tail, messages_into_log
 from pipelines.training.stopping import Stop, Stopped
 from pipelines.training.worker import train_as_worker
@@ -148,6 +149,11 @@ def outcome_of(error: UserError) -> Outcome:
     return "retryable" if isinstance(error, (SaveError, TrackingError, Locked, StoreError, PlaceError)) else "failed"
 
 
+def reason_of(error: UserError) -> str:
+    """Why a user's error ended a trial. A sweep does not train a trial again, so how a run would continue is left out."""
+    return error.args[0] if isinstance(error, Diverged) else sentence(error)
+
+
 def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) -> tuple[Outcome, str]:
     """Train one trial to its end, or until it is asked to stop. With several workers, a user's error ends them all."""
     with messages_into_log(RunFolder.of(config), world.rank):
@@ -158,5 +164,5 @@ def train_trial(config: TrainConfig, world: World, asked: Callable[[], bool]) ->
         except UserError as error:
             if world.size > 1:
                 raise
-            return outcome_of(error), sentence(error)
+            return outcome_of(error), reason_of(error)
     return "finished", ""

@@ -91,7 +91,7 @@ def train(
         saver: writes checkpoints.
         heart: notices a run that hangs, from the time of its last step.
 
-    Raises UserError when the loss, the gradient or a weight is not finite; SaveError when a checkpoint cannot be written.
+    Raises Diverged when the loss, the gradient or a weight is not finite; SaveError when a checkpoint cannot be written.
     """
     # Data
     store = run.train_store
@@ -285,8 +285,15 @@ def validate(
     return metrics
 
 
+class Diverged(UserError):
+    """The loss, the gradient or a weight is not finite. The arguments: what was found, and how a run continues."""
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
+
+
 def check_finite(name: str, value: float, step: int, saver: Saver, optim: OptimConfig) -> None:
-    """Raise UserError unless ``value``, the loss or a norm of what ``name`` says, is finite. Training on would be of no use, and a
+    """Raise Diverged unless ``value``, the loss or a norm of what ``name`` says, is finite. Training on would be of no use, and a
     checkpoint must not hold such weights.
     """
     if not math.isfinite(value):
@@ -296,4 +303,4 @@ def check_finite(name: str, value: float, step: int, saver: Saver, optim: OptimC
             newest = f"the checkpoint of step {saved}" if saved else "the newest checkpoint"
             then = f"with --allow-change for that field, the run resumes from {newest}"
         clipping = "or" if optim.max_grad_norm else "or set"
-        raise UserError(f"{name} became {value} by step {step}: lower optim.lr {clipping} optim.max_grad_norm; {then}")
+        raise Diverged(f"{name} became {value} by step {step}: lower optim.lr {clipping} optim.max_grad_norm", then)
