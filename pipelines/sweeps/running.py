@@ -6,8 +6,12 @@ done.status, done.results.get_best_result(scope="all").config
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +96,7 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         count = config.num_samples if config.suggested else len(sweep.trials)
         begun = f", {over} of them over" if over else ""
         print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
-        with stop.on_signals():
+        with stop.on_signals(), ended_without_ray(sweep):
             grid = fit(record, domains, tracking, capacity, stop)
         status = "KILLED" if stop.asked() else "FINISHED"
     except Exception as error:
@@ -112,6 +116,38 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         print("stopped; all that was trained is saved: the same command resumes it")
         return Done(STOPPED_STATUS, sweep, grid)
     return Done(conclude(sweep, record.budget.spent()), sweep, grid)
+
+
+@contextlib.contextmanager
+def ended_without_ray(sweep: Sweep) -> Iterator[None]:
+    """While the block runs, end this process where Ray itself has died. Tune would stand still, until Ray ends the process after a
+    minute.
+    """
+    ray_watch = ray_session.Watch()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(ray_session.LOOK_SECONDS):
+            try:
+                ray_watch.check()
+            except ray_session.RayLost as lost:
+                print(
+                    f"error: {lost}; the sweep is in {sweep.shown}: start Ray again where it is a cluster's (`ray up`), and repeat "
+                    "the command, which resumes there",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                ray_session.abandon()
+                sys.stdout.flush()
+                os._exit(1)
+
+    thread = threading.Thread(target=look, name="ray watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:
