@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -204,6 +205,10 @@ def default_sweep(space: str, preset: str | None) -> SweepConfig:
     presets = [each.preset for each in spaces if each.preset] + varied
     preset = preset or next(iter(presets), "small-rec")
     if preset not in PRESETS:
+        if "/" in preset or Path(preset).exists():
+            raise UserError(
+                f"--preset {preset} is a path: name the preset of that run, and give its other values as options"
+            )
         raise UserError(f"unknown preset {preset!r}: {nearest(preset, PRESETS, '--presets lists them')}")
     return SweepConfig(
         space,

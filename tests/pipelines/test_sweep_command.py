@@ -62,6 +62,11 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
         ([], "name a space first"),
         (["--num-samples", "3"], "name a space first"),
         (["lr", "--preset", "small-rek"], "unknown preset 'small-rek': did you mean 'small-rec'"),
+        (
+            ["lr", "--preset", "runs/one/config.json"],
+            "is a path: name the preset of that run, and give its other values",
+        ),
+        (["lr", "--preset", "tests"], "--preset tests is a path: name the preset of that run"),
         (["lr", "--num-sampels", "3"], "unknown option --num-sampels: did you mean --num-samples"),
         (["lr", "--samples", "3"], "unknown option --samples: did you mean --num-samples?"),
         (["lr", "--concurrent=3"], "unknown option --concurrent: did you mean --max-concurrent-trials?"),
