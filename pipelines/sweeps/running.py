@@ -39,7 +39,7 @@ from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
-from pipelines.training.beginning import other_tokenizer
+from pipelines.training.beginning import open_initial, other_tokenizer
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import fields
 
@@ -71,9 +71,11 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             flush=True,
         )
         planned = open_or_plan(sweep, domains)  # raises its errors before Ray starts
-        complaint = "" if planned else other_tokenizer(run.model, store)
-        if complaint:
-            print(f"  warning {complaint}", flush=True)
+        if not planned:
+            open_initial(run, store)  # raises now what every trial would raise
+            complaint = other_tokenizer(run.model, store)
+            if complaint:
+                print(f"  warning {complaint}", flush=True)
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
         if not planned:

@@ -124,6 +124,7 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
             "model.name cannot be varied: .* vary preset, as in preset=small-rec,small-slide",
         ),
         (["lr", "--data.corpus", "pg20"], "pg20"),
+        (["lr", "--initial-weights", "nowhere"], "nowhere has no config.json, which names its model"),
         (["preset=small-rec,small-slide+model.states=4,8"], "cannot be searched with preset small-slide"),
         (["preset=tiny-walk-lstm,tiny-walk-slide", "--preset", "small-rec"], "/random-walk/train"),
         (["preset=small-rec,small-rek"], "unknown preset 'small-rek' in the space .*: did you mean 'small-rec'"),
