@@ -40,7 +40,7 @@ from pipelines.reports.characters import writing_of
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress, print_wide, printable
-from pipelines.terminal.tables import table
+from pipelines.terminal.tables import counted, table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.token_comparison import COLUMNS, TokenComparison
@@ -267,7 +267,7 @@ def main(argv: list[str]) -> None:
     report_folder = RunFolder(output_for(config.output, targets[0].run, name, config.split))
     check_tracking(*tracking_of(targets[-1].checkpoint, targets[-1].run, config.tracking))
     totals = targets[-1].store.manifest.totals
-    counts = f"{totals.documents:,} documents, {totals.tokens:,} tokens"
+    counts = f"{counted(totals.documents, 'document')}, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
     print(f"comparing {passes[-1].name} with {others} on {cli.shown(targets[-1].store.folder)}: {counts}", flush=True)
     with file_lock(report_folder.folder, "another pipelines.tokens"):

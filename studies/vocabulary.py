@@ -34,7 +34,7 @@ from pipelines.config.run import TrackingConfig
 from pipelines.reports.files import write_csv
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, described, lines
-from pipelines.terminal.tables import Form, table
+from pipelines.terminal.tables import Form, counted, table
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 
@@ -108,7 +108,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"split {config.split} of {config.corpus.name} holds no word: choose another --split")
     first = rows[0]
     console.print(
-        f"{config.corpus.name}, {config.split}: {first.documents:,} documents, {first.bytes:,} bytes, {first.words:,} words"
+        f"{config.corpus.name}, {config.split}: {counted(first.documents, 'document')}, {first.bytes:,} bytes, "
+        f"{first.words:,} words"
     )
     columns = {"name": ("tokenizer", None), **COLUMNS}
     if config.speed:

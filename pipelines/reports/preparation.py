@@ -23,7 +23,7 @@ from data_prep.sharding import Done
 from data_prep.store import SegmentStore
 from pipelines.terminal.cli import duration
 from pipelines.terminal.output import bar
-from pipelines.terminal.tables import plain_table
+from pipelines.terminal.tables import counted, plain_table
 
 LINE_SECONDS = 5.0
 """Seconds between two lines of progress where there is no terminal."""
@@ -89,7 +89,8 @@ def print_summary(console: Console, place: Place, manifests: Mapping[str, Manife
             console.print(f"{split}: skipped {', '.join(reasons)}")
         without = int(np.count_nonzero(SegmentStore.open(place / split).lengths == 0))
         if without:
-            console.print(f"{split}: {without:,} documents without tokens, left out of training and evaluation")
+            documents = counted(without, "document")
+            console.print(f"{split}: {documents} without tokens, left out of training and evaluation")
     info = next(iter(manifests.values())).tokenizer
     lossless = all(manifest.tokenizer.lossless for manifest in manifests.values())
     in_samples = ", lossless in samples" if lossless else ""

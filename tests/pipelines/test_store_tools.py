@@ -291,8 +291,10 @@ def test_vocabulary_counts_what_prepare_counts(text_folder: Path, tmp_path: Path
     (path,) = (tmp_path / "runs" / "vocabulary").glob("*/vocabulary.csv")
     first = next(csv.DictReader(path.open()))
     assert (int(first["tokens"]), int(first["words"])) == (totals.tokens, totals.words)
-    for name in ("0", "1"):
-        (text_folder / "validation" / f"doc{name}.txt").unlink()
+    (text_folder / "validation" / "doc0.txt").unlink()
+    study(text_folder, tmp_path / "runs", "--tracking.backend", "none")
+    assert "text, validation: 1 document, " in capsys.readouterr().out
+    (text_folder / "validation" / "doc1.txt").unlink()
     with pytest.raises(UserError, match="split validation of text holds no word: choose another --split"):
         study(text_folder, tmp_path / "none", "--tracking.backend", "none")
 

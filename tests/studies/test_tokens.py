@@ -239,6 +239,7 @@ def test_two_runs_are_compared_on_one_page(
     main(words)
     out = capsys.readouterr().out
     folder = tmp_path / "runs" / "reports" / "tokens-first-vs-second"
+    assert ": 1 document, " in out
     assert not (tmp_path / "runs" / "mlflow.db").exists()  # the runs were tracked nowhere
     page = (folder / "tokens.html").read_text("utf-8")
     assert "second against first" in page and "<mark>" in page and page.count("<tr>") > 10
