@@ -38,7 +38,7 @@ def main(argv: list[str]) -> None:
     """Serve MLflow's pages on the runs below a folder until Ctrl-C."""
     config = cli.parse(UiConfig, argv, __doc__)
     if not (config.root / MLFLOW_DATABASE).exists():
-        raise FileNotFoundError(
+        raise UserError(
             f"{config.root} holds no mlflow.db: train something first, name the --root of your runs, or open the address of your "
             "server if MLFLOW_TRACKING_URI or --tracking.uri named one"
         )

@@ -116,6 +116,8 @@ def test_a_missing_driver_names_its_package(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     check_tracking(TrackingConfig(), tmp_path)  # none yet
+    with pytest.raises(UserError, match=r"holds no mlflow\.db: train something first"):
+        ui.main(["--root", str(tmp_path)])
     path.write_bytes(b"")
     path.write_text("notes on my runs")
     for config in (TrackingConfig(), TrackingConfig(uri=f"sqlite:///{path}")):
