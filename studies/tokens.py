@@ -165,7 +165,8 @@ def passes_of(config: TokensConfig, targets: list[EvaluationTarget]) -> list[Pas
     clearing = "states" if config.clear == "auto" else config.clear
     if clearing == "states":
         check_has_states(last)
-    cleared = replace(carried, name=last.name + (config.cleared or "-cleared"), clearing=clearing)
+    part = "-all" if clearing == "everything" else ""
+    cleared = replace(carried, name=f"{last.name}{part}{config.cleared or '-cleared'}", clearing=clearing)
     return with_unique_names([*others, cleared, carried])
 
 

@@ -308,7 +308,12 @@ def test_one_run_is_compared_with_its_states_cleared(train: Callable[..., Path],
     run = train("--steps", "4")
     main([str(run), "--tracking.backend", "none"])
     folder = tmp_path / "runs" / "reports" / "tokens-run-cleared-vs-run"
-    assert (folder / "tokens.html").exists() and len(list(folder.glob("*.arrow"))) == 2
+    page = (folder / "tokens.html").read_bytes()
+    assert len(list(folder.glob("*.arrow"))) == 2
+    main([str(run), "--clear", "everything", "--tracking.backend", "none"])
+    assert (folder / "tokens.html").read_bytes() == page
+    everything = (tmp_path / "runs/reports/tokens-run-all-cleared-vs-run/tokens.html").read_text("utf-8")
+    assert "run against run-all-cleared" in everything
     main([str(run), str(run), "--clear", "states", "--clear-at", "24", "--common", "0", "--tracking.backend", "none"])
     folder = tmp_path / "runs/reports/tokens-run@4.1-vs-run@4.2-cleared-at-24-vs-run@4.2"
     with open(folder / "distances.csv", newline="") as file:
