@@ -3,7 +3,7 @@
     python -m benchmarks.recall --root runs/recall
 
 The corpus is `names` (data_prep/corpora/names.py): a line is 16 bytes, which is a window of the models, so that a line's distance
-from the first is a number of windows. studies/asking.py says how names are asked for: State is all that crosses from line to line.
+from the first is a number of windows. studies/recall.py says how names are asked for: State is all that crosses from line to line.
 
 Prepares the corpus, trains recall-rec and recall-slide (studies/names.py), whose parameters are nearly equal, prints a table of
 accuracy over distance and writes recall.png. A rerun skips finished work. Every model of the papers, and today's, has a preset of
@@ -26,10 +26,10 @@ from pipelines.terminal import cli
 from pipelines.terminal.output import print_wide
 from pipelines.terminal.tables import plain_table
 from recur_models import SlideConfig
-from studies.asking import Recall, ask
 from studies.names import NAMES_PRESETS
 from studies.papers.tables import Data, Run
 from studies.papers.trainings import StudyFolder, make
+from studies.recall import Recall, measure_recall
 
 CHANCE_LETTER = (1 / len(CONSONANTS) + 1 / len(VOWELS)) / 2
 """Share of letters right for a model that knows how names are made and nothing else."""
@@ -126,7 +126,7 @@ def main(argv: list[str]) -> None:
     for name, training in trainings.items():
         model = model_of(find_checkpoint(training.folder))
         print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
-        results[name] = {distance: ask(model, test, distance) for distance in config.distances}
+        results[name] = {distance: measure_recall(model, test, distance) for distance in config.distances}
     models = [training.config.model for training in trainings.values()]
     reach = max((model.layers for model in models if isinstance(model, SlideConfig)), default=0)
     figure = config.root / "recall.png"

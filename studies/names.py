@@ -1,7 +1,7 @@
 """Presets for the corpus `names`, which asks for a name many windows later: `python -m pipelines.train recall-delta`.
 
 There is one for every model of the papers and today's mixers, with about 167,000 parameters, embeddings included, and windows of a
-line. studies/asking.py asks them; benchmarks/recall.py compares models over the distance, and `paper today table-1` has all of
+line. studies/recall.py asks them; benchmarks/recall.py compares models over the distance, and `paper today table-1` has all of
 them.
 """
 

@@ -35,7 +35,7 @@ token, without the output layer. `relative_time` is a step's time over that of `
 without begin-of-document. `tokens` and `tokens_per_word` are of the split. `states_cleared` is the cost, in bits per token, of
 clearing the recurrent states, or the memory, at each segment. `state_bytes` are those of a lane. `tokens_per_second` are read in
 training; `written_per_second` are written one by one in one lane. `names_wrong` is the percentage of names that are not known
-`Column.windows` later (studies/asking.py)."""
+`Column.windows` later (studies/recall.py)."""
 LOWER = ("bits_per_token", "bits_per_byte", "perplexity", "word_perplexity", "error_percent", "names_wrong")
 """Metrics whose lower values are better; rows are ordered by them."""
 PERCENTAGES = ("error_percent", "names_wrong")

@@ -318,11 +318,12 @@ class Training:
 
     def names_wrong(self, windows: int) -> float:
         """Percentage of the names of the corpus `names` that the model does not know so many windows later, asked now."""
-        from studies.asking import ask
+        from studies.recall import measure_recall
 
         store = SegmentStore.open(self.config.data.store, self.data.corpus, "test")
         with one_thread():
-            return 100 * (1 - ask(model_of(find_checkpoint(self.scored_folder)), store, windows, cleared=False).names)
+            model = model_of(find_checkpoint(self.scored_folder))
+            return 100 * (1 - measure_recall(model, store, windows, cleared=False).names)
 
     def cost(self, rate: float = 0.0, assumed: AssumedRate = A100) -> Cost:
         """The cost of the training. ``rate``: FLOP/s; with 0, small steps are timed here, and large ones take ``assumed``."""

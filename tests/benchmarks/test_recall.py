@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.recall import RecallConfig, plot, table
 from common.errors import UserError
-from studies.asking import Recall
+from studies.recall import Recall
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Asking for names: that reading line by line is reading, and that nothing is known without training."""
+"""Recall of names: that reading line by line is reading, and that nothing is known without training."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
 from pipelines.presets import PRESETS
 from recur_models import RecConfig, SlideConfig
-from studies.asking import answer, ask
 from studies.names import MODELS
+from studies.recall import measure_recall, predicted_names
 
 
 def test_the_presets_fit_the_task() -> None:
@@ -37,7 +37,7 @@ def test_line_by_line_is_one_pass_but_for_what_is_cleared(clear_states: bool) ->
         model.layers[0].tokens.out.weight.mul_(8)
     inputs_BT = torch.randint(0, 257, (16, 5 * LINE))
     whole = model(inputs_BT)[0][:, -LINE:][:, ANSWER].argmax(-1)
-    assert torch.equal(answer(model, inputs_BT, clear_states), whole) is not clear_states
+    assert torch.equal(predicted_names(model, inputs_BT, clear_states), whole) is not clear_states
 
 
 def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
@@ -46,9 +46,9 @@ def test_a_model_that_has_learned_nothing_knows_no_name(tmp_path: Path) -> None:
     test = SegmentStore.open(tmp_path, "names", "test")
     rec, slide = (PRESETS[name].model.build(test.vocab_size).eval() for name in ("recall-rec", "recall-slide"))
     for distance in (1, 10):
-        result = ask(rec, test, distance)
+        result = measure_recall(rec, test, distance)
         assert result.names == 0 and result.names_cleared == 0
-        assert ask(slide, test, distance).names_cleared is None
-        assert ask(rec, test, distance, cleared=False).names_cleared is None
+        assert measure_recall(slide, test, distance).names_cleared is None
+        assert measure_recall(rec, test, distance, cleared=False).names_cleared is None
     with pytest.raises(UserError, match="has no questions about names 3 windows back: prepare it with --distances 3"):
-        ask(slide, test, 3)
+        measure_recall(slide, test, 3)

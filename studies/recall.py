@@ -1,10 +1,12 @@
-"""Asks models for the names in test documents of the corpus `names`, and gives the shares of right answers at one distance.
+"""Measures recall: the share of names in test documents of the corpus `names` that a model knows at one distance.
 
     store = SegmentStore.open("runs/store", "names", "test")
-    ask(model_of(find_checkpoint("runs/recall-delta")), store, distance=10).names         # 1.0 where it knows all
+    measure_recall(model_of(find_checkpoint("runs/recall-delta")), store, distance=10).names     # 1.0 where it knows all
 
 A model reads line by line, each line a segment of its own, so that State is all that crosses from line to line. Names are read off
 under teacher forcing: a name is right when each of its four letters has the highest logit.
+
+Letters: B documents · T tokens · V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,8 +36,13 @@ class Recall:
 
 
 @torch.no_grad()
-def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
-    """The letters that the model would write in the last line, [B, 4]. It reads line by line, and carries the State along."""
+def predicted_names(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -> torch.Tensor:
+    """The letters that the model would write in the last line, int64 [B, 4]. It reads line by line, and carries the State along.
+
+    Args:
+        inputs_BT: int64, whole lines: begin-of-document, then the document without its last token.
+        clear_states: whether its recurrent states are cleared just before the last line.
+    """
     initial = model.initial_state(len(inputs_BT))
     *lines, last = inputs_BT.split(LINE, dim=1)
     state: State | None = None
@@ -48,9 +55,12 @@ def answer(model: RecurrentModel, inputs_BT: torch.Tensor, clear_states: bool) -
     return logits_BTV[:, ANSWER].argmax(-1)
 
 
-def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool = True) -> Recall:
-    """Ask for the names in the test documents of this distance. ``cleared``: ask again without recurrent states, if the model has
-    some.
+def measure_recall(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool = True) -> Recall:
+    """Recall over the test documents that ask for their name after this distance.
+
+    Args:
+        distance: windows between a name and the question.
+        cleared: whether to measure it again without recurrent states, if the model has some.
 
     Raises UserError for a store without such documents.
     """
@@ -66,7 +76,7 @@ def ask(model: RecurrentModel, store: SegmentStore, distance: int, cleared: bool
 
     def shares(clear_states: bool) -> tuple[float, float]:
         """Shares of right names and of right letters."""
-        right = answer(model, inputs_BT, clear_states) == wanted
+        right = predicted_names(model, inputs_BT, clear_states) == wanted
         return right.all(1).float().mean().item(), right.float().mean().item()
 
     names, letters = shares(clear_states=False)
