@@ -108,7 +108,7 @@ def passages_of(
     import torch  # seconds, and not before there is something to continue
 
     from pipelines.training.scoring import has_states
-    from studies.continuing import continued
+    from studies.greedy_continuation import continue_passage
 
     where = device()
     model = model_of(checkpoint).to(where)
@@ -123,7 +123,7 @@ def passages_of(
         print(f"continuing passage {number} of {len(places)}, {config.new_tokens:,} tokens", flush=True)
         ids = store.tokens(document, 0, start - 1 + config.new_tokens).astype(np.int64)
         text_N = torch.from_numpy(np.concatenate([[store.bod_id], ids])).to(where)
-        seen, unseen = continued(model, text_N, start, config.blocks, config.new_tokens)
+        seen, unseen = continue_passage(model, text_N, start, config.blocks, config.new_tokens)
         read_from = max(start - 1 - config.blocks * model.block, 0) if config.blocks else 0
         described = store.manifest.documents[document]
         passages.append(

@@ -22,7 +22,7 @@ from recur_models import GPT2RecConfig, RecurrentModel, clear
 from studies import continuations
 from studies.continuations import ContinuationsConfig, choose_places
 from studies.continuations_report import Passage, continuations_table
-from studies.continuing import continued, without_window
+from studies.greedy_continuation import continue_passage, without_window
 from tests.mlflow_server import Server
 
 Train = Callable[..., Path]
@@ -58,7 +58,7 @@ def planted(overlap: int) -> RecurrentModel:
 def test_what_only_the_state_holds_is_written_behind_an_empty_window(overlap: int) -> None:
     model, text = planted(overlap), torch.tensor([0] + [3] * 7 + [7, 2, 9, 5])
     for blocks, first in ((0, 4), (1, 3)):  # the second window has an h_prev, of 3, only where the first was read
-        seen, unseen = continued(model, text, start=8, blocks=blocks, count=4)
+        seen, unseen = continue_passage(model, text, start=8, blocks=blocks, count=4)
         assert seen.ids == [first, *[first + 1] * 3] and unseen.ids == [first] * 4
         context = text[None, 0 if blocks == 0 else 4 : 8]
         _, state = model(context)
@@ -99,7 +99,7 @@ def test_the_likeliest_tokens_by_a_pass_over_everything_for_each(model: str, tra
         parameter.data.mul_(3)
     begin_of_document, start, count = 256, 2 * trained.block, 2 * trained.block + 3
     text = torch.cat([torch.tensor([begin_of_document]), torch.randint(256, (5 * trained.block,))])
-    found = continued(trained, text, start, blocks=0, count=count)
+    found = continue_passage(trained, text, start, blocks=0, count=count)
     with torch.no_grad():
         logits, state = trained(text[None, :start])
         first = int(logits[0, -1, :begin_of_document].argmax())

@@ -1,8 +1,8 @@
 """Writes text after a context that the model knows through its recurrence alone.
 
-    continued(model, text_N, start=4096, blocks=0, count=80)
+    seen, unseen = continue_passage(model, text_N, start=4096, blocks=0, count=80)
 
-Letters: N tokens of a text · T tokens read · V vocabulary; one lane.
+Letters: N tokens of a text · T tokens read · V vocabulary; 1 stands for the only lane.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recur_models.protocol import kind_of
 
 
 @dataclass(frozen=True)
-class Continued:
+class Continuation:
     """The text that is written from one State."""
 
     ids: list[int]
@@ -37,9 +37,9 @@ def without_window(model: RecurrentModel, state: State) -> State:
 
 
 @torch.no_grad()
-def continued(
+def continue_passage(
     model: RecurrentModel, text_N: Tensor, start: int, blocks: int, count: int
-) -> tuple[Continued, Continued]:
+) -> tuple[Continuation, Continuation]:
     """Continue a text at a block's start, where the window is empty: with the recurrent State of the blocks before, and with none.
 
     As in the paper (Yoshida et al. 2020, section 5.3) the window before, which sees the context, writes the first token of both.
@@ -48,6 +48,7 @@ def continued(
         text_N: int64, on the model's device: begin-of-document, and a document with at least ``count`` tokens from ``start`` on.
         start: a multiple of the block.
         blocks: number of blocks to read before ``start``; 0 means all.
+        count: number of tokens to write.
     """
     decoder = model.incremental_decoder()
     initial = model.initial_state(1)
@@ -61,5 +62,5 @@ def continued(
         ids = [first, *write(decoder, behind, logits_1TV, int(text_N[0]), count - 1, torch.argmax)]
         logits_1TV, _ = read(decoder, begin(decoder, 1, state), true_1T[:, :-1])
         nats = F.cross_entropy(logits_1TV[0].float(), true_1T[0, 1:])
-        found.append(Continued(ids, nats.item() / math.log(2)))
+        found.append(Continuation(ids, nats.item() / math.log(2)))
     return found[0], found[1]
