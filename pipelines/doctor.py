@@ -134,6 +134,7 @@ def unfit_code(checkpoint: Checkpoint) -> list[str]:
 
 
 def differing(what: str, expected: dict[str, list[int]], found: dict[str, list[int]]) -> list[str]:
+    """A complaint if tensors that should be there, by name and shape, are not those that are."""
     odd = [name for name in sorted(expected.keys() | found.keys()) if expected.get(name) != found.get(name)]
     return [f"its {what} differ in {odd[0]} ({len(odd)} in all)"] if odd else []
 

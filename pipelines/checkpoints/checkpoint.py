@@ -68,7 +68,9 @@ class Snapshot(Protocol):
         """A digest that changes with the weights."""
         ...
 
-    def weights(self) -> dict[str, Tensor]: ...
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by the names of the model's state_dict. Raises CheckpointError where they cannot be read."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,7 @@ def name_of(step: int, token: str = "") -> str:
 
 
 def step_of(name: str) -> int:
+    """The step in the name of a checkpoint's folder."""
     return int(name.removeprefix("step-").partition(".")[0])
 
 

@@ -109,10 +109,12 @@ class Group:
     trainings: list[Evaluation]
 
     def mean(self, value: Callable[[Evaluation], float]) -> float:
+        """The mean of a value over its trainings."""
         return mean(map(value, self.trainings))
 
     @property
     def checkpoints(self) -> list[str]:
+        """Places of the checkpoints that were evaluated. Two groups with the same ones are readings of the same trainings."""
         return [e.checkpoint for e in self.trainings]
 
     @property

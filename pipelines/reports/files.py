@@ -77,6 +77,7 @@ def add_legend(figure: Figure, axes: Axes, width: int) -> None:
 
 
 def save_figure(figure: Figure, path: Path, dpi: int = 150) -> Path:
+    """Write a figure as PNG, atomically. Returns its path."""
     data = io.BytesIO()
     figure.savefig(data, dpi=dpi, format="png")
     return save(path, data.getvalue())

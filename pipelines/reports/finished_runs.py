@@ -191,6 +191,7 @@ def run_of_folder(folder: Path | Place, name: str = "") -> FinishedRun:
 
 
 def runs_of_sweep(place: Place, every_trial: bool) -> list[FinishedRun]:
+    """The sweep's best trial, or with ``every_trial`` all that have a result. Raises UserError where none has one."""
     sweep = read_sweep(place)
     if not sweep.scored:
         raise UserError(f"{place}: no trial of this sweep has a result yet")

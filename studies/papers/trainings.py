@@ -117,6 +117,7 @@ class StudyFolder:
         return data.store(self.stores or self.root / "stores")
 
     def is_prepared(self, data: Data) -> bool:
+        """Whether the store of ``data`` has all splits."""
         return all((self.store(data) / data.corpus / split / "manifest.json").is_file() for split in SPLITS)
 
     def preparation_job(self, data: Data) -> Job:
@@ -141,6 +142,7 @@ class StudyFolder:
         return "FOLDER" if folder == UNTRAINED else folder
 
     def log(self, name: str) -> Path:
+        """The file for the output of the job of this name."""
         readable = re.sub(r"[^-.\w]+", "-", name)
         return self.root / "logs" / f"{cli.file_name(readable)}.log"
 
@@ -211,6 +213,7 @@ class Training:
         return self.study.root / self.name
 
     def job(self) -> Job:
+        """The `train` command that begins or resumes it."""
         words = (self.preset, *options(self.config, PRESETS[self.preset]))
         name = f"train {self.name}"
         return Job(name, "train", words, log=self.study.log(name))
@@ -268,6 +271,7 @@ class Training:
         )
 
     def evaluation_job(self, split: str) -> Job:
+        """The `evaluate` command that scores it on a split, State carried and recurrent states cleared."""
         windows = [word for name, value in self.read.items() for word in (f"--{name}", str(value))]
         output = self.report(split)
         words = ("--split", split, *windows, "--clear", "states")  # no table shows the worth of all State
