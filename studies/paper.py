@@ -15,13 +15,15 @@ orderings of the paper's rows that hold and those that do not.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -47,7 +49,6 @@ from studies.papers.trainings import (
     Cost,
     StudyFolder,
     rate_of_this_machine,
-    value_of,
 )
 
 METADATA = (
@@ -207,6 +208,17 @@ def without_folder(pair: str) -> str:
     """A field and its value, of which a folder's path is left out: its name stays."""
     name, _, value = pair.partition("=")
     return f"{name}={Path(value).name}" if name == PRETRAINED else pair
+
+
+def value_of(text: str) -> Any:
+    """The value of a field typed on the command line: JSON without NaN and infinities, or else the text itself."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    with contextlib.suppress(ValueError):
+        return json.loads(text, parse_constant=refuse)
+    return text
 
 
 def option_of(given: str) -> tuple[str, str, str]:

@@ -12,7 +12,6 @@ Nothing here depends on a table or a paper: benchmarks use it too.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -383,15 +382,3 @@ def make(trainings: Sequence[Training], at_once: int, scored: str = "") -> None:
     run_all([each.job() for each in trainings if not each.is_done()], at_once)
     if scored:
         run_all([each.evaluation_job(scored) for each in trainings if not each.evaluation(scored)], at_once)
-
-
-def refuse(constant: str) -> None:
-    """Raises ValueError for NaN and infinities."""
-    raise ValueError(constant)
-
-
-def value_of(text: str) -> Any:
-    """The value of a field typed on the command line: JSON without NaN, or else the text itself."""
-    with contextlib.suppress(ValueError):
-        return json.loads(text, parse_constant=refuse)
-    return text
