@@ -15,6 +15,8 @@ from studies.token_comparison import TokenComparison
 
 PANELS = 12
 """Number of documents that `plot_documents` draws: the longest ones."""
+NO_WORDS = "too few rare words have stood before:\na smaller --common counts more words as rare"
+"""Text of `plot_distance` without a point, as for a short split, whose words are all among the most frequent ones."""
 
 
 def plot_position(comparison: TokenComparison, path: Path) -> Path:
@@ -67,7 +69,7 @@ def plot_documents(comparison: TokenComparison, path: Path) -> Path:
 
 def plot_distance(comparison: TokenComparison, path: Path) -> Path:
     """Draw the cost of a repeated rare word for each model over the distance to its last occurrence, and below it the difference
-    over the same words, all with standard errors."""
+    over the same words, all with standard errors. Without such words, a sentence says so."""
     rows = [row for row in comparison.distance_rows if row["from"]]
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
@@ -85,6 +87,8 @@ def plot_distance(comparison: TokenComparison, path: Path) -> Path:
         axes.annotate(
             what, (at, 1), (2, -10), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8
         )
+    if not rows:
+        axes.text(0.5, 0.5, NO_WORDS, ha="center", va="center", transform=axes.transAxes, color="0.4")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel("nats per word")

@@ -29,7 +29,7 @@ from pipelines.training.reading import SEGMENTS
 from pipelines.training.scoring import Scoring
 from studies import token_figures, tokens
 from studies.token_comparison import TokenComparison
-from studies.token_figures import plot_distance
+from studies.token_figures import NO_WORDS, plot_distance
 from studies.token_losses import TokenLosses, token_nats
 from studies.tokens import main
 from studies.words import Words, around, by_distance, pieces_of, rare, tokens_of, where, words_of
@@ -460,7 +460,11 @@ def test_a_model_that_attends_to_nothing_has_no_window(tmp_path: Path, monkeypat
     for window in (0, 16):
         plot_distance(replace(made, window=window), tmp_path / "distance.png")
     marks = [[text.get_text() for text in figure.axes[0].texts] for figure in figures]
-    assert marks == [["segment"], ["window", "segment"]]
+    assert marks == [["segment", NO_WORDS], ["window", "segment", NO_WORDS]]
+    rare_word = " ".join(["zebra"] * 9)
+    costs = np.arange(len(rare_word), dtype=float)
+    plot_distance(replace(made, words=words(rare_word, costs, costs), common=0), tmp_path / "distance.png")
+    assert [text.get_text() for text in figures[-1].axes[0].texts] == ["segment"]
 
 
 def test_a_word_that_is_as_often_small_is_no_name() -> None:
