@@ -158,4 +158,7 @@ def row(kind: Kind, folder: Path, time: float, home: Path) -> str:
 def page_of(rows: list[str], name: str) -> str:
     """The page with these rows of the root ``name``."""
     table = sorting_table(("report", "kind", "made", "what it says", "files"), rows, "Reports")
-    return page(f"Reports in {html.escape(name)}", f"<p>{len(rows):,}, the newest first; a heading sorts.</p>{table}")
+    count = counted(len(rows), "report")
+    return page(
+        f"Reports in {html.escape(name)}", f"<p>{count}, the newest first. Click a heading to sort by it.</p>{table}"
+    )

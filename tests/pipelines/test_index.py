@@ -67,7 +67,7 @@ def test_it_links_every_report_below_the_root(tmp_path: Path) -> None:
     assert not page.fetched and all((path.parent / unquote(link)).is_file() for link in page.links)
     for said in (
         "Reports in my <runs>",
-        "7, the newest",
+        "7 reports, the newest first",
         "text/test: a 2.0000 bits per byte",
         "text/test: b < a",
         "a 3.5000 best bits per token",
