@@ -120,7 +120,7 @@ def test_five_texts_give_three_splits_and_two_say_which_are_empty(
     out = capsys.readouterr().out
     assert len(made) < 3
     for split in set(SPLITS) - set(made):
-        assert f"{split}: no document with text, left out; to have one, add documents, or name folders" in out
+        assert f"{split}: no document with text, left out; to have one, add documents, or call a folder or file" in out
 
 
 def test_the_document_that_moves_has_the_smallest_hash(tmp_path: Path) -> None:
