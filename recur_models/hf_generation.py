@@ -129,7 +129,8 @@ class RecurrentGenerationMixin(GenerationMixin):
             kwargs: further arguments of transformers' `generate`, which also replace values of ``generation_config``.
 
         Raises ValueError for a model that predicts labels, for arguments that these models do not have, and for a cache that has
-        read the text to its end: it has no logits of the last token, and cannot read this token again.
+        read the text to its end: it has no logits of the last token, and cannot read this token again. New tokens alone are taken
+        with the attention mask of the whole text, as by transformers.
         """
         check_generation(self.config, kwargs)
         defaults = generation_config or self.generation_config
@@ -142,13 +143,15 @@ class RecurrentGenerationMixin(GenerationMixin):
             generation_config.suppress_tokens = [*suppressed, begin]
         prompt = kwargs.get("input_ids") if inputs is None else inputs
         past = kwargs.get("past_key_values")
-        if prompt is not None and isinstance(past, RecurrentCache) and past.seen >= prompt.shape[1]:
+        mask = kwargs.get("attention_mask")
+        is_whole = prompt is not None and (mask is None or mask.shape[-1] == prompt.shape[1])
+        if is_whole and isinstance(past, RecurrentCache) and past.seen >= prompt.shape[1]:
             raise ValueError(
                 f"past_key_values has read {past.seen} columns, and the text has {prompt.shape[1]}: give the whole text, and a "
                 "cache that has not read its last token"
             )
         padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
         # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.
-        if prompt is not None and kwargs.get("attention_mask") is None and padding in (None, begin):
+        if prompt is not None and mask is None and padding in (None, begin):
             kwargs["attention_mask"] = torch.ones_like(prompt)
         return super().generate(inputs, generation_config, **kwargs)  # pyrefly: ignore[bad-argument-type]

@@ -130,6 +130,17 @@ def test_a_cache_that_has_read_the_whole_text_is_refused(slide: Any) -> None:
     assert torch.equal(found, slide.generate(ids, max_new_tokens=3))
 
 
+@torch.no_grad()
+def test_new_tokens_alone_continue_a_cache_with_the_mask_of_the_whole_text(slide: Any) -> None:
+    ids = text(2, 9)
+    expected = slide.generate(ids, max_new_tokens=3)
+    for seen in (3, 6, 8):
+        cache = slide(ids[:, :seen]).past_key_values
+        whole = torch.ones_like(ids)
+        found = slide.generate(ids[:, seen:], attention_mask=whole, past_key_values=cache, max_new_tokens=3)
+        assert torch.equal(found, expected[:, seen:])
+
+
 def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing was read"):
         RecurrentCache().save(tmp_path / "state.safetensors")
