@@ -79,7 +79,7 @@ class SplitPlan:
             options = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
             words += [f"option {name} of the corpus ({before.get(name)}, now {now.get(name)})" for name in options]
             if not options:
-                words.append(f"text ({old['corpus']['documents']:,} documents, now {new['corpus']['documents']:,})")
+                words.append(f"text (documents: {old['corpus']['documents']:,}, now {new['corpus']['documents']:,})")
         if old["tokenizer"] != new["tokenizer"]:
             before = f"{made.tokenizer.name} of {old['tokenizer']['vocab_size']:,} ids"
             now = f"{self.tokenizer.name} of {new['tokenizer']['vocab_size']:,}"

@@ -94,7 +94,7 @@ def describe(console: Console, store: SegmentStore) -> None:
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in totals.skipped.items())
     console.print(f"{store.folder}: {manifest.corpus}, split {manifest.split}, fingerprint {manifest.fingerprint[:12]}")
     console.print(
-        f"  {totals.documents:,} documents in {counted(len(manifest.parts), 'part')}"
+        f"  {counted(totals.documents, 'document')} in {counted(len(manifest.parts), 'part')}"
         + (f"; skipped {skipped}" if skipped else "")
     )
     console.print(f"  {totals.bytes:,} bytes, {totals.words:,} words, {totals.tokens:,} tokens")
@@ -117,7 +117,7 @@ def describe(console: Console, store: SegmentStore) -> None:
     console.print(f"  length of a document: {lengths}")
     without = int(np.count_nonzero(store.lengths == 0))
     if without:
-        console.print(f"  {without:,} documents without tokens, left out of training and evaluation")
+        console.print(f"  {counted(without, 'document')} without tokens, left out of training and evaluation")
 
 
 def show_sample(console: Console, store: SegmentStore, config: InspectConfig) -> None:
@@ -185,7 +185,7 @@ def plot_lengths(store: SegmentStore, path: Path) -> None:
     share.yaxis.set_major_formatter("{x:.0%}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     manifest = store.manifest
-    counts = f"{len(store.lengths):,} documents, {manifest.totals.tokens:,} tokens"
+    counts = f"{counted(len(store.lengths), 'document')}, {manifest.totals.tokens:,} tokens"
     axes.set_title(f"{manifest.corpus}, {manifest.split}: {counts} ({manifest.tokenizer.name})")
     save_figure(figure, path, dpi=120)
 

@@ -55,6 +55,7 @@ from pipelines.reports.preparation import print_summary, progress
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
 from pipelines.terminal.output import described, lines
+from pipelines.terminal.tables import counted
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,10 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
     sizes = {split: int(sizes_of(items).sum()) for split, items in sources.items()}
     size = sum(sizes[split] for split in named)
     total = sum(sizes.values())
-    count = sum(count_items(sources[split]) for split in named)
+    documents = counted(sum(count_items(sources[split]) for split in named), "document")
     shown = without_credentials(config.tokenizer) or ("symbols" if isinstance(asked, SymbolsTokenizer) else "bytes")
     console.print(
-        f"{corpus.name}: {count:,} documents, {size / 1e6:,.1f} MB, splits {', '.join(named)}; "
-        f"tokenizer {shown}; to {config.place}"
+        f"{corpus.name}: {documents}, {size / 1e6:,.1f} MB, splits {', '.join(named)}; tokenizer {shown}; to {config.place}"
     )
     workers = config.workers(total)
     if workers:

@@ -201,10 +201,11 @@ def test_a_store_of_other_inputs_is_kept(make_config, fields: dict, difference: 
     assert contents(make_config().folder) != before
 
 
-def test_a_changed_document_is_noticed(make_config, text_folder: Path) -> None:
-    prepare(make_config())
+def test_a_changed_document_is_noticed(make_config, text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(make_config(splits=("test",)))
+    assert "text: 1 document, " in capsys.readouterr().out
     (text_folder / "test" / "doc0.txt").write_text("other words")
-    with pytest.raises(StoreError, match=r"text/test was prepared with another text \(1 documents, now 1\)"):
+    with pytest.raises(StoreError, match=r"text/test was prepared with another text \(documents: 1, now 1\)"):
         prepare(make_config())
 
 

@@ -176,6 +176,8 @@ def test_inspect_shows_what_is_there(store: Path, capsys: pytest.CaptureFixture[
     assert re.search(r"length of a document: shortest [\d,]+ tokens, 10 % [\d,]+ tokens, median [\d,]+ tokens", out)
     assert f"{split.manifest.totals.tokens:,} tokens" in out
     assert "bytes: 257 ids with begin-of-document, lossless" in out
+    inspect.main([str(store / "text" / "test"), *INSPECTED])
+    assert "  1 document in 1 part" in capsys.readouterr().out
 
 
 def test_inspect_shows_that_smaller_blocks_are_filled_better(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
