@@ -71,8 +71,8 @@ def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
 def _watch(run: Place, first_step: int, steps: int, earlier: set[tuple[int, int]], stop: threading.Event) -> None:
     """Show a run until ``stop``. ``earlier``: steps and times of the records of earlier starts, which are not shown."""
     console = Console()
-    began = time.monotonic()
     latest = {}
+    first: Record | None = None
     metrics = Tail(run / "metrics.jsonl")
     messages = Tail(run / "logs" / "worker-0.log")
     with contextlib.suppress(OSError):
@@ -81,6 +81,7 @@ def _watch(run: Place, first_step: int, steps: int, earlier: set[tuple[int, int]
     shown: set[tuple[int, tuple[str, ...]]] = set()
 
     def show(update: Callable[..., None], last: bool) -> None:
+        nonlocal first
         for line in messages.lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for record in metrics.records(last):
@@ -91,9 +92,9 @@ def _watch(run: Place, first_step: int, steps: int, earlier: set[tuple[int, int]
             latest.update(record.metrics)
             update(completed=record.step, detail=_metrics(latest))
             if not console.is_terminal:
-                left = (time.monotonic() - began) / (record.step - first_step) * (steps - record.step)
                 told = f"step {record.step}/{steps} of {run.name}  {_metrics(record.metrics)}"
-                print(f"{told}  about {left:.0f} s left", flush=True)
+                print(told + _time_left(first or record, record, steps), flush=True)
+            first = first or record
 
     with bar(f"training {run.name}", steps, *columns, console=console, stays=True) as update:
         update(completed=first_step)
@@ -138,6 +139,14 @@ class Tail:
         whole = data[: data.rfind(b"\n") + 1]
         self.seen += len(whole)
         return whole.decode("utf-8", "replace").splitlines()
+
+
+def _time_left(first: Record, record: Record, steps: int) -> str:
+    """An estimate from the time since the ``first`` record, before which Ray and the model started; empty for that one."""
+    seconds = (record.time - first.time) / 1000
+    if record.step <= first.step or seconds < 0:  # a clock may be set back
+        return ""
+    return f"  about {seconds / (record.step - first.step) * (steps - record.step):,.0f} s left"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

@@ -612,3 +612,13 @@ def test_a_resumed_run_shows_its_steps_after_the_clock_was_set_back(
     with show_progress(Place.parse(tmp_path), first_step=1, steps=2):
         file.append(Record(2, 5_000, {"train/bits_per_token": 7.0}))
         wait_until(lambda: "step 2/2" in capsys.readouterr().out, seconds=30)
+
+
+def test_the_time_left_is_estimated_from_the_first_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The start of Ray and of the model is no part of the rate."""
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    with show_progress(Place.parse(tmp_path), first_step=0, steps=100):
+        for step, time in ((10, 60_000), (20, 70_000), (100, 150_000)):
+            file.append(Record(step, time, {"train/bits_per_token": 8.0}))
+    ends = [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert ends == ["8.000 bits/token", "about 80 s left", "about 0 s left"]
