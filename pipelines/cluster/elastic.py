@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -267,16 +266,9 @@ def why(run: RunFolder, error: BaseException) -> str:
 
 
 def end_without_ray(config: TrainConfig, lost: ray_session.RayLost) -> NoReturn:
-    """Print what to do when Ray itself has died, and end this process, which Ray would hold for another minute."""
+    """Print what to do when Ray itself has died, and end this process."""
     run = RunFolder.of(config)
     step = run.newest_step()
     saved = f"is saved at least up to step {step:,}" if step else "has no checkpoint yet"
-    print(
-        f"error: {lost}; {cli.shown(run.place.recorded)} {saved}: start Ray again where it is a cluster's (`ray up`), and repeat "
-        f"the command, which {'resumes there' if step else 'begins anew'}",
-        file=sys.stderr,
-        flush=True,
-    )
-    ray_session.abandon()
-    sys.stdout.flush()
-    os._exit(1)
+    then = "resumes there" if step else "begins anew"
+    ray_session.end_process(lost, f"{cli.shown(run.place.recorded)} {saved}", then)

@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psutil
 
@@ -285,6 +285,23 @@ class Watch:
                         why = error.strerror or error
                         raise RayLost(f"Ray's {name} does not answer any more: {why}") from None
         return all(answered == self._looked for answered in self._answered.values())
+
+
+def end_process(lost: RayLost, saved: str, then: str) -> NoReturn:
+    """Print what to do when Ray itself has died, and end this process, which Ray would hold for another minute.
+
+    Args:
+        saved: what is saved, and where.
+        then: what the command does when it is repeated.
+    """
+    print(
+        f"error: {lost}; {saved}: start Ray again where it is a cluster's (`ray up`), and repeat the command, which {then}",
+        file=sys.stderr,
+        flush=True,
+    )
+    abandon()
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:

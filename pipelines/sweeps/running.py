@@ -7,9 +7,7 @@ done.status, done.results.get_best_result(scope="all").config
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -133,15 +131,7 @@ def ended_without_ray(sweep: Sweep) -> Iterator[None]:
             try:
                 ray_watch.check()
             except ray_session.RayLost as lost:
-                print(
-                    f"error: {lost}; the sweep is in {sweep.shown}: start Ray again where it is a cluster's (`ray up`), and repeat "
-                    "the command, which resumes there",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                ray_session.abandon()
-                sys.stdout.flush()
-                os._exit(1)
+                ray_session.end_process(lost, f"the sweep is in {sweep.shown}", "resumes there")
 
     thread = threading.Thread(target=look, name="ray watch", daemon=True)
     thread.start()
