@@ -170,13 +170,16 @@ class JsonLines:
         return None
 
     def _files(self) -> list[Listed]:
-        """The shards. Raises CorpusError where one is there twice, packed and unpacked."""
+        """The shards. Raises CorpusError where one is there twice, packed and unpacked, or in two packings."""
         files = shards(self.name, self.source, ENDINGS, self.takes)
-        names = {file.name for file in files}
+        firsts: dict[str, str] = {}
         for file in files:
-            plain = PACKED.sub("", file.name)
-            if plain != file.name and plain in names:
-                raise CorpusError(f"{file.place} is there unpacked too, as {plain}: take one of them out")
+            first = firsts.setdefault(PACKED.sub("", file.name), file.name)
+            if first != file.name:
+                raise CorpusError(
+                    f"{file.place} and {first} differ only in their packing: take one of them out, or rename it if it has "
+                    "other documents"
+                )
         return files
 
     def _refuse_lines(self, file: Listed) -> None:

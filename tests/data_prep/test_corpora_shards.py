@@ -261,9 +261,14 @@ def test_a_packing_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_shard_that_was_unpacked_is_not_read_twice(tmp_path: Path) -> None:
     data = b'{"text": "a"}\n'
     put(tmp_path, {"a/train.jsonl": data, "a/train.jsonl.zst": zstd(data), "b/train.jsonl": data})
-    with pytest.raises(CorpusError, match=r"a/train\.jsonl\.zst is there unpacked too, as a/train\.jsonl: take one"):
+    with pytest.raises(
+        CorpusError, match=r"/a/train\.jsonl\.zst and a/train\.jsonl differ only in their packing: take"
+    ):
         JsonLines(source=str(tmp_path)).sources("train")
     assert len(JsonLines(source=str(tmp_path / "a" / "train.jsonl.zst")).sources("train")) == 1
+    (tmp_path / "a" / "train.jsonl").rename(tmp_path / "a" / "train.jsonl.GZ")
+    with pytest.raises(CorpusError, match=r"/a/train\.jsonl\.zst and a/train\.jsonl\.GZ differ only"):
+        JsonLines(source=str(tmp_path)).sources("train")
 
 
 def test_no_shards(tmp_path: Path) -> None:
