@@ -287,9 +287,8 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
         super().__init__(config)
         if self.generation_config is not None:
             self.generation_config.suppress_tokens = [config.begin_of_document_id]  # no text has it inside
-        if (
-            config.predicts_labels
-        ):  # by this name Trainer counts the labels of all columns, and not those behind the first
+        if config.predicts_labels:
+            # By this name Trainer counts the labels of all columns, not only those behind the first.
             self.loss_type = "ForTokenClassification"
             self.loss_function = ForCausalLMLoss
 
