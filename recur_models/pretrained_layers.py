@@ -34,9 +34,22 @@ class Prev(NamedTuple):
 
 def attention_weights(q: Tensor, k: Tensor, seen_Bnm: Tensor, rate: float) -> Tensor:
     """The weight of each key for each query, after dropout at ``rate``: [B, H, n, m]. ``seen_Bnm``: bool, keys that it sees."""
-    logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    weights = torch.softmax(logits.masked_fill(~seen_Bnm[:, None], MASKED), -1).to(q.dtype)
+    if fused_attention_is_slow(q):
+        logits = masked_logits(q, k, seen_Bnm)
+    else:
+        logits = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~seen_Bnm[:, None], MASKED)
+    weights = torch.softmax(logits, -1).to(q.dtype)
     return F.dropout(weights, rate)
+
+
+def masked_logits(q: Tensor, k: Tensor, seen_Bnm: Tensor) -> Tensor:
+    """Scaled logits [B, H, n, m], MASKED added where a query does not see a key. The product scales and adds, so that no pass over
+    the logits does (results/speed).
+    """
+    bias_Bnm = q.new_zeros(seen_Bnm.shape).masked_fill(~seen_Bnm, MASKED)
+    bias = bias_Bnm[:, None].expand(-1, q.shape[1], -1, -1).flatten(0, 1)
+    logits = torch.baddbmm(bias, q.flatten(0, 1), k.flatten(0, 1).transpose(-1, -2), alpha=q.shape[-1] ** -0.5)
+    return logits.unflatten(0, q.shape[:2])
 
 
 def split_at(x: Tensor, size: int, dim: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import torch
 from recur_models import GPT2Config, LlamaConfig, LlamaRecConfig
 from recur_models.hf import ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
+from recur_models.pretrained_layers import attention_weights, masked_logits
 from tests.recur_models.small_models import VOCAB, tokens
 from tests.recur_models.small_pretrained import refused, rewritten
 
@@ -197,3 +198,18 @@ def test_folders_that_do_not_fit_are_refused_in_a_sentence(tmp_path: Path) -> No
 def test_impossible_sizes_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LlamaRecConfig(**SIZES, kv_heads=2, window=8), **change)
+
+
+def test_a_product_that_masks_gives_the_weights_of_separate_passes() -> None:
+    """In float32 `attention_weights` scales and masks after the product, in bfloat16 `masked_logits` does so within it."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 3, 5, 4)
+    k = torch.randn(2, 3, 7, 4)
+    seen_Bnm = torch.rand(2, 5, 7) < 0.5
+    seen_Bnm[..., 2] = True
+    weights = torch.softmax(masked_logits(q, k, seen_Bnm), -1)
+    torch.testing.assert_close(weights, attention_weights(q, k, seen_Bnm, 0.0))
+    narrow = attention_weights(q.bfloat16(), k.bfloat16(), seen_Bnm, 0.0)
+    torch.testing.assert_close(narrow.float(), weights, rtol=0.03, atol=0.01)
+    hidden = ~seen_Bnm[:, None].expand_as(weights)
+    assert not weights[hidden].any() and not narrow[hidden].any()
