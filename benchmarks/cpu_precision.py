@@ -9,7 +9,7 @@ counted. A step is forward, backward, clipping and AdamW on random tokens, State
 source in bytes, without dropout.
 
 The floor of a step is its matrix products (recur_models/costs.py, forward and backward) at the rate of a 2,048² product, measured
-in the same run. A step's share of the rate is that floor over its seconds.
+in the same round: a shared machine's rate changes within minutes. A step's share of the rate is that floor over its seconds.
 """
 
 from __future__ import annotations
@@ -125,9 +125,13 @@ class Training:
 
 def alternating(rounds: int, runs: dict[str, Callable[[], object]]) -> tuple[dict[str, float], list[float]]:
     """Median CPU seconds of each run over the rounds that count; and the ratio of float32's to bfloat16's seconds in each round."""
-    counted = take_turns(rounds, runs)
-    ratios = [one / half for one, half in zip(counted["float32"], counted["bfloat16"], strict=True)]
-    return {name: statistics.median(each) for name, each in counted.items()}, ratios
+    return medians_and_ratios(take_turns(rounds, runs))
+
+
+def medians_and_ratios(seconds: dict[str, list[float]]) -> tuple[dict[str, float], list[float]]:
+    """The median of each run's seconds; and float32's over bfloat16's in each round."""
+    ratios = [one / half for one, half in zip(seconds["float32"], seconds["bfloat16"], strict=True)]
+    return {name: statistics.median(each) for name, each in seconds.items()}, ratios
 
 
 def take_turns(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
@@ -144,19 +148,35 @@ def row(label: str, unit: str, work: float, seconds: dict[str, float], ratios: l
     return [label, *rates, unit, ratio]
 
 
-def products(rounds: int) -> tuple[Rows, dict[str, float]]:
-    """A row for each size; and the FLOP/s of the last size, the largest, by the name of the precision."""
+def product_run(size: int, dtype: torch.dtype) -> Callable[[], object]:
+    """A function that multiplies two square matrices as often as SIZES says."""
+    a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    return lambda: [torch.mm(a, b) for _ in range(SIZES[size])]
+
+
+def largest_product(dtype: torch.dtype) -> Callable[[], object]:
+    """`product_run` of the largest size."""
+    return product_run(max(SIZES), dtype)
+
+
+def products(rounds: int) -> Rows:
+    """A row for each size."""
     rows: Rows = []
-    rates: dict[str, float] = {}
     for size, repeats in SIZES.items():
-        runs: dict[str, Callable[[], object]] = {}
-        for name, dtype in DTYPES.items():
-            a, b = (torch.randn(size, size, dtype=dtype) for _ in range(2))
-            runs[name] = lambda a=a, b=b, repeats=repeats: [torch.mm(a, b) for _ in range(repeats)]
-        seconds, ratios = alternating(rounds, runs)
-        rates = {name: 2 * size**3 * repeats / seconds[name] for name in DTYPES}
+        seconds, ratios = alternating(rounds, {name: product_run(size, dtype) for name, dtype in DTYPES.items()})
         rows.append(row(f"product of {size:,}²", "GFLOP/s", 2e-9 * size**3 * repeats, seconds, ratios))
-    return rows, rates
+    return rows
+
+
+def share_of_rate(flops: float, seconds: list[float], product_seconds: list[float]) -> str:
+    """The median over rounds of a step's FLOP/s over those of the largest product, in percent.
+
+    ``flops``: of a step. ``seconds``, ``product_seconds``: those of a step and of a `largest_product` in each round.
+    """
+    size, repeats = max(SIZES.items())
+    product_flops = 2 * size**3 * repeats
+    pairs = zip(seconds, product_seconds, strict=True)
+    return f"{statistics.median(flops / step / (product_flops / product) for step, product in pairs):.0%}"
 
 
 def step_runs(name: Model) -> dict[str, Callable[[], object]]:
@@ -170,14 +190,16 @@ def step_runs(name: Model) -> dict[str, Callable[[], object]]:
     return runs
 
 
-def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int, rates: dict[str, float]) -> Rows:
-    """The rows of a model: its tokens/s, and the share of ``rates`` that its products reach."""
+def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int) -> Rows:
+    """The rows of a model: its tokens/s, and the share that it reaches of the rate of a large product."""
     config, vocab_size, lanes, length = case(name)
-    seconds, ratios = alternating(rounds, runs)
+    large = {f"{dtype_name} product": largest_product(dtype) for dtype_name, dtype in DTYPES.items()}
+    counted = take_turns(rounds, runs | large)
+    seconds, ratios = medians_and_ratios(counted)
     label = f"{name}, d {width_of(config, vocab_size)}, {lanes} × {length:,} tokens"
     speeds = row(label, "tokens/s", lanes * length, seconds, ratios)
     flops = config.costs(vocab_size).computed_training_flops_per_token * lanes * length
-    shares = [f"{flops / rates[dtype] / seconds[dtype]:.0%}" for dtype in DTYPES]
+    shares = [share_of_rate(flops, counted[dtype], counted[f"{dtype} product"]) for dtype in DTYPES]
     print(f"  {f'{flops / 1e9:,.0f} GFLOP':>44} {shares[0]:>8} {shares[1]:>8} of the rate", flush=True)
     return [speeds, [f"{name}: {flops / 1e9:,.0f} GFLOP a step", *shares, "of the rate", results.NONE]]
 
@@ -245,11 +267,11 @@ def main(argv: list[str]) -> None:
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():
         print(f"{machine.describe()}; {kind}", flush=True)
-        rows, rates = products(config.rounds)
+        rows = products(config.rounds)
         profiles: Rows = []
         for name in config.models:
             runs = step_runs(name)
-            rows += steps(name, runs, config.rounds, rates)
+            rows += steps(name, runs, config.rounds)
             if config.profile:
                 profiles += profiled(name, runs, config.profile)
         if config.training_steps:

@@ -9,7 +9,7 @@ backward, clipping and AdamW over 2 lanes of 10 windows of 100 tokens, as in `pa
 process: other work on the machine delays it, and is not counted.
 
 The floor of a step is its matrix products (recur_models/costs.py, forward and backward) at the rate of a 2,048² product, measured
-in the same run. The frozen model has none, since costs count the gradients of all weights.
+in the same round. The frozen model has none, since costs count the gradients of all weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,17 @@ from typing import Any, Literal
 import torch
 
 from benchmarks import machine, results
-from benchmarks.cpu_precision import DTYPES, Rows, Training, products, profiled, record_profiles, take_turns
+from benchmarks.cpu_precision import (
+    DTYPES,
+    Rows,
+    Training,
+    largest_product,
+    products,
+    profiled,
+    record_profiles,
+    share_of_rate,
+    take_turns,
+)
 from benchmarks.gpu_models import SMOLLM2
 from common.errors import UserError
 from pipelines.presets import PRESETS
@@ -34,6 +44,7 @@ from studies.papers.measuring import one_thread
 
 LANES = 2
 TOKENS = 1_000
+PRODUCT = "product"
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("smollm2", {}),
     "llama-rec": ("smollm2-rec", {}),
@@ -76,7 +87,7 @@ def main(argv: list[str]) -> None:
     kind = machine_of(torch.device("cpu")).kind
     with one_thread():
         print(f"{machine.describe()}; {kind}", flush=True)
-        _, rates = products(config.rounds)
+        products(config.rounds)
         trainings = {
             label: Training(sized(label, config.layers), config.vocabulary, LANES, DTYPES[config.precision])
             for label in MODELS
@@ -86,7 +97,8 @@ def main(argv: list[str]) -> None:
         runs: dict[str, Callable[[], object]] = {
             label: partial(training.step, tokens_BT, tokens_BT.roll(-1, 1)) for label, training in trainings.items()
         }
-        rows = rows_of(trainings, take_turns(config.rounds, runs), rates[config.precision])
+        large = {PRODUCT: largest_product(DTYPES[config.precision])}
+        rows = rows_of(trainings, take_turns(config.rounds, runs | large))
         profiles: Rows = []
         if config.profile:
             for label, run in runs.items():
@@ -95,21 +107,13 @@ def main(argv: list[str]) -> None:
         "A training step with recurrence against one without",
         ("model", "s a step", "tokens per second of processor time", "/ llama, median (range)", "of the matrix rate"),
         rows,
-        text=[
-            f"{config.layers} layers, {config.vocabulary:,} ids, {config.precision}; {kind}; one thread, whose 2,048² "
-            f"products run at {rates[config.precision] / 1e9:.0f} GFLOP/s."
-        ],
+        text=[f"{config.layers} layers, {config.vocabulary:,} ids, {config.precision}; {kind}; one thread."],
     )
     record_profiles(recorder, "Profile of a training step with recurrence", profiles, kind)
 
 
-def rows_of(trainings: dict[str, Training], seconds: dict[str, list[float]], rate: float) -> Rows:
-    """A row for each training, which is also printed.
-
-    Args:
-        seconds: CPU seconds of its steps, in the order of the rounds.
-        rate: FLOP/s of a large product.
-    """
+def rows_of(trainings: dict[str, Training], seconds: dict[str, list[float]]) -> Rows:
+    """A row for each training, which is also printed. ``seconds``: CPU seconds of its steps, and of a product, by round."""
     tokens = LANES * TOKENS
     rows: Rows = []
     for label, training in trainings.items():
@@ -118,7 +122,7 @@ def rows_of(trainings: dict[str, Training], seconds: dict[str, list[float]], rat
         speed = f"{tokens / median:,.0f}"
         flops = training.config.costs(training.vocab_size).computed_training_flops_per_token * tokens
         frozen = any(not parameter.requires_grad for parameter in training.model.parameters())
-        share = results.NONE if frozen else f"{flops / rate / median:.0%}"
+        share = results.NONE if frozen else share_of_rate(flops, seconds[label], seconds[PRODUCT])
         print(f"  {label:36} {median:>6.2f} s  {speed:>6} tokens/s  {ratio:20} {share:>4} of the rate", flush=True)
         rows.append([label, f"{median:.2f}", speed, ratio, share])
     return rows

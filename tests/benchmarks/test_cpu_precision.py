@@ -53,6 +53,12 @@ def test_both_precisions_take_turns_and_the_first_rounds_do_not_count(monkeypatc
     assert done[:4] == ["bfloat16", "float32", "float32", "bfloat16"]
 
 
+def test_a_step_is_compared_with_a_product_of_its_own_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_precision, "SIZES", {16: 5, 32: 4})
+    flops = 4 * 2 * 32**3  # those of the four largest products
+    assert cpu_precision.share_of_rate(flops, [2.0, 40.0, 1.0], [1.0, 10.0, 1.0]) == "50%"
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"), [("--rounds 2", "the first two do not"), ("--models", "--models is empty")]
 )
