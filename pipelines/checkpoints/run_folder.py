@@ -28,11 +28,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import xxhash
 
+from common.background import in_background
 from common.errors import sentence
 from common.lock import file_lock
 from common.places import TEMPORARY, Place
@@ -140,16 +142,10 @@ class RunFolder:
         if self.is_local:
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(target=self._publish_until, args=(over, names), name="publish", daemon=True)
-        thread.start()
-        try:
+        with in_background(partial(self._publish_until, names), "publish"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
-    def _publish_until(self, over: threading.Event, names: Sequence[str]) -> None:
+    def _publish_until(self, names: Sequence[str], over: threading.Event) -> None:
         warned = False
         with contextlib.suppress(OSError):  # partial files of a process that was killed while publishing
             for name in names:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ray import tune
 
+from common.background import in_background
 from common.credentials import without_credentials
 from common.errors import UserError
 from common.lock import file_lock
@@ -124,22 +125,16 @@ def ended_without_ray(sweep: Sweep) -> Iterator[None]:
     minute.
     """
     ray_watch = ray_session.Watch()
-    over = threading.Event()
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         while not over.wait(ray_session.LOOK_SECONDS):
             try:
                 ray_watch.check()
             except ray_session.RayLost as lost:
                 ray_session.end_process(lost, f"the sweep is in {sweep.shown}", "resumes there")
 
-    thread = threading.Thread(target=look, name="ray watch", daemon=True)
-    thread.start()
-    try:
+    with in_background(look, "ray watch"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def write_best(sweep: Sweep, best: Trial) -> None:

@@ -11,10 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from common.background import in_background
 from common.places import Place
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.terminal.output import bar, discard
@@ -58,14 +60,8 @@ class Messages(io.TextIOWrapper):
 def show_progress(run: Place, first_step: int, steps: int) -> Iterator[None]:
     """While the block runs, show each new record of the run's metrics and each new line of rank 0's messages."""
     earlier = {(record.step, record.time) for record in Tail(run / "metrics.jsonl").records(last=True)}
-    stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(run, first_step, steps, earlier, stop), daemon=True)
-    thread.start()
-    try:
+    with in_background(partial(_watch, run, first_step, steps, earlier), "progress"):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _watch(run: Place, first_step: int, steps: int, earlier: set[tuple[int, int]], stop: threading.Event) -> None:
