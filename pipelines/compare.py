@@ -22,7 +22,7 @@ import tyro
 from common.errors import UserError
 from common.files import digest, parse_json
 from common.places import Place
-from pipelines.checkpoints.run_folder import RunFolder, root_of
+from pipelines.checkpoints.run_folder import RunFolder, is_sweep, root_of
 from pipelines.config.run import REPORTS, TrackingConfig
 from pipelines.inference.report_folder import HOME, first_writable
 from pipelines.inference.targets import tracked_as
@@ -30,7 +30,6 @@ from pipelines.reports.comparison import PICTURES, Comparison, compare, comparis
 from pipelines.reports.finished_runs import collect
 from pipelines.reports.index import refresh_index
 from pipelines.reports.sweep_report import report_sweep
-from pipelines.reports.sweep_result import is_sweep
 from pipelines.terminal import cli
 from pipelines.terminal.commands import program
 from pipelines.terminal.output import print_wide

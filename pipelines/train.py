@@ -28,7 +28,7 @@ from data_prep.tokenizers import CHAT_FILE, TOKENIZER_FOLDER
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.retention import tidy
 from pipelines.checkpoints.run_file import presets_with
-from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
+from pipelines.checkpoints.run_folder import RECORDS, RunFolder, is_sweep, root_of
 from pipelines.cluster.ray_session import RayLost
 from pipelines.config.run import CheckpointConfig, TrainConfig
 from pipelines.inference.registering import register_best
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     if config.num_workers != 0 and "TORCHELASTIC_RUN_ID" in os.environ:
         refuse_several_starts(config)
     run_folder = RunFolder.of(config)
-    if (run_folder.place / "sweep.json").exists():
+    if is_sweep(run_folder.place):
         raise UserError(f"{_shown(config)} is a sweep: choose another --run")
     # Opened here to refuse what does not fit and to print the plan. Each worker opens the run again, and agrees on a checkpoint.
     run = open_run(config, World.alone())

@@ -279,8 +279,13 @@ def root_of(folder: Folder, run: str) -> Folder:
 def reports_of(run: RunFolder) -> Place:
     """The folder of reports beside a run, or beside the sweep that it is a trial of."""
     sweep = run.place.parent.parent
-    beside = sweep if (sweep / "sweep.json").exists() else run.place
+    beside = sweep if is_sweep(sweep) else run.place
     return beside.parent / REPORTS
+
+
+def is_sweep(place: Place) -> bool:
+    """Whether `pipelines.tune` wrote the folder."""
+    return (place / "sweep.json").is_file()
 
 
 def find_run(text: str | Path) -> tuple[RunFolder, str]:
@@ -294,7 +299,7 @@ def find_run(text: str | Path) -> tuple[RunFolder, str]:
         raise CheckpointError(f"{named} {what}: {remedy}")
     if (place / "checkpoint.json").exists():
         return RunFolder(place.parent.parent), place.name
-    if (place / "sweep.json").exists():
+    if is_sweep(place):
         raise CheckpointError(
             f"{place} is a sweep: name the folder of one of its trials; its best.json says which is the best"
         )

@@ -27,9 +27,9 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import is_saved_model
 from pipelines.checkpoints.nearby import remedy_near
-from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.checkpoints.run_folder import RunFolder, is_sweep
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
-from pipelines.reports.sweep_result import TOKENS, Point, is_sweep, pauses, points_of, read_sweep
+from pipelines.reports.sweep_result import TOKENS, Point, pauses, points_of, read_sweep
 from pipelines.tracking import StoredRun, read_run
 from pipelines.tracking.metrics import further
 from pipelines.tracking.metrics_file import Record, read_records

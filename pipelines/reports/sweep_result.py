@@ -21,7 +21,7 @@ from common.checks import check_fields
 from common.errors import UserError
 from common.files import parse_json
 from common.places import Place
-from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.checkpoints.run_folder import RunFolder, is_sweep
 from pipelines.tracking.metrics import about
 from pipelines.tracking.metrics_file import Record, read_records
 
@@ -180,10 +180,6 @@ class SweepResult:
     def scored(self) -> list[TrialResult]:
         """Trials with a value, the best first."""
         return ranked(self.trials)
-
-
-def is_sweep(place: Place) -> bool:
-    return (place / "sweep.json").is_file()
 
 
 def fetch_sweep(sweep: RunFolder, *further: str) -> Path:
