@@ -23,7 +23,7 @@ from common.files import read_text
 from common.lock import file_lock
 from common.places import Place
 from data_prep.documents import check_split
-from pipelines.inference.trained import load, open_split
+from pipelines.inference.trained import load, open_split, useful_segment_length
 from pipelines.terminal import cli
 from pipelines.terminal.output import pass_progress
 from pipelines.terminal.tables import counted
@@ -91,9 +91,8 @@ def main(argv: list[str]) -> None:
     embeddings = Embeddings(output, texts, width_of(model), checkpoint.digest, config.every, config.dtype)
     lanes = config.lanes or data["lanes"]
     trained_length = data["segment_length"] or -(-SEGMENT // model.block) * model.block
-    longest = -(-int((texts.lengths + texts.before).max()) // model.block) * model.block
-    # Beyond the longest document, longer segments take more memory and change nothing.
-    segment_length = min(config.segment_length, max(trained_length, longest)) or trained_length
+    longest = int((texts.lengths + texts.before).max())
+    segment_length = useful_segment_length(config.segment_length, trained_length, longest, model.block)
     counts = f"{counted(len(texts.ids), 'document')}, {int(texts.lengths.sum()):,} tokens"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as update, file_lock(output, "another pipelines.embed"):

@@ -29,7 +29,7 @@ from pipelines.checkpoints.exported import is_exported
 from pipelines.checkpoints.run_folder import RunFolder, find_run, root_of
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.report_folder import HOME
-from pipelines.inference.trained import config_of, find_model, open_split, with_windows
+from pipelines.inference.trained import config_of, find_model, open_split, useful_segment_length, with_windows
 
 if TYPE_CHECKING:
     from recur_models import ModelConfig
@@ -184,14 +184,12 @@ def target_over(target: EvaluationTarget, windows: Mapping[str, int], config: Ta
         )
     changed = {field: value for field, value in windows.items() if getattr(target.model, field) != value}
     trained = target.segment_length // target.model.block * model.block
-    # Beyond the longest document, longer segments take more memory and change nothing.
-    longest_useful = max(trained, -(-longest // model.block) * model.block)
     return replace(
         target,
         name=name,
         model=model,
         changed={**changed, **target.changed},
-        segment_length=min(config.segment_length, longest_useful) or trained,
+        segment_length=useful_segment_length(config.segment_length, trained, longest, model.block),
     )
 
 

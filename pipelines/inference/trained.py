@@ -263,6 +263,13 @@ def open_split(checkpoint: Snapshot, split: str, store: str = "", corpus: str = 
     return opened
 
 
+def useful_segment_length(asked: int, trained: int, longest: int, block: int) -> int:
+    """Tokens of a segment: as ``asked`` for, or with 0 as in training (``trained``), but no more than training or the ``longest``
+    document needs, in whole blocks. Beyond that, longer segments take more memory and change nothing.
+    """
+    return min(asked, max(trained, -(-longest // block) * block)) or trained
+
+
 def eos_ids(checkpoint: Snapshot, tokenizer: Tokenizer) -> list[int]:
     """The ids at which a model ends a text: those that an exported folder names, else those of the weights that the run began
     with, else those of the tokenizer's chat template.
