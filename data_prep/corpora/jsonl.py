@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import re
-from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -308,10 +307,10 @@ def _opened(file: Listed) -> Iterator[Forward]:
     where = file.place.shown
     with reading(where), decompressed(file.place) as stream:
         head = stream.peek(ARRAY_HEAD_BYTES)
-        encoding = mark_of(head)[1]
+        mark_size, encoding = mark_of(head)
         if encoding != "UTF-8":
             raise CorpusError(f"{where} is {encoding}: iconv -f {encoding[:6]} -t UTF-8 FILE converts it to UTF-8")
-        _check_no_array(head.removeprefix(BOM_UTF8), where)
+        _check_no_array(head[mark_size:], where)
         yield stream
 
 
