@@ -6,6 +6,8 @@
 The logits of one chunk of tokens exist at a time, forward and backward; the backward pass makes them again. Floor: the
 logits cost 2·N·V·D FLOPs forward and 6·N·V·D backward (4 for the gradients, 2 to make them again); memory is chunk × V, and
 the gradients of 1,024 tokens' logits in the dtype of the product.
+
+In bfloat16 on a CPU the gradients of the logits are made forward and kept (recur_models/bfloat16_loss.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
+from recur_models.bfloat16_loss import KEPT_ELEMENTS, KeptCrossEntropy, bfloat16_nats, is_bfloat16_on_cpu
 from recur_models.hidden import in_place_of_logits, states_asked_for
 from recur_models.layers import is_plain, refuse_second_derivatives
 from recur_models.protocol import IGNORED, RecurrentModel, State
@@ -44,6 +47,11 @@ def chunked_cross_entropy(
     fits = len(hidden_ND) * len(weight_VD) <= WHOLE_ELEMENTS
     if hidden_ND.device.type == "cuda" and torch.compiler.is_compiling() and fits:
         return whole_cross_entropy(hidden_ND, weight_VD.to(hidden_ND.dtype), targets_N, bias_V)
+    if is_bfloat16_on_cpu(hidden_ND):
+        if not torch.is_grad_enabled():
+            return bfloat16_nats(hidden_ND, weight_VD.to(hidden_ND.dtype), targets_N, bias_V)
+        if len(hidden_ND) * len(weight_VD) <= KEPT_ELEMENTS:
+            return KeptCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyrefly: ignore
     return _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, bias_V)  # pyrefly: ignore
 
 

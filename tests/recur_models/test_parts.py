@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from recur_models import IGNORED, MODELS, losses, model_from_json
+from recur_models import IGNORED, MODELS, bfloat16_loss, losses, model_from_json
 from recur_models.layers import PositionBias, attend
 from recur_models.sliding_window import SlideConfig
 from tests.recur_models.small_models import RESTATEMENTS
@@ -37,30 +37,59 @@ def test_cross_entropy_in_chunks_and_whole_equals_the_plain_one(monkeypatch: pyt
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_cross_entropy_in_bfloat16_is_near_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_cross_entropy_in_bfloat16_is_near_that_of_float32(
+    monkeypatch: pytest.MonkeyPatch, kept: bool, biased: bool
+) -> None:
+    monkeypatch.setattr(losses, "KEPT_ELEMENTS", 30 * 13 if kept else 30 * 13 - 1)
+    monkeypatch.setattr(bfloat16_loss, "SOFTMAX_ELEMENTS", 7 * 13)
+    monkeypatch.setattr(bfloat16_loss, "PRODUCT_TOKENS", 11)
     monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 7 * 13)
     monkeypatch.setattr(losses, "GRADIENT_TOKENS", 11)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(30, 5, generator=generator).requires_grad_()
     weight = torch.randn(13, 5, generator=generator).requires_grad_()
-    bias = torch.randn(13, generator=generator).requires_grad_()
+    bias = torch.randn(13, generator=generator).requires_grad_() if biased else None
     targets = torch.randint(13, (30,), generator=generator)
     targets[4:9] = IGNORED
-    learned = (hidden, weight, bias)
+    upstream = torch.rand(30, generator=generator)
+    learned = [hidden, weight, *([] if bias is None else [bias])]
     exact = losses.chunked_cross_entropy(hidden, weight, targets, bias)
     with torch.autocast("cpu", torch.bfloat16):
         found = losses.chunked_cross_entropy(hidden, weight, targets, bias)
+        with torch.no_grad():
+            scored = losses.chunked_cross_entropy(hidden, weight, targets, bias)
+    assert found.dtype == torch.float32
+    assert (type(found.grad_fn).__name__ == "KeptCrossEntropyBackward") is kept
     torch.testing.assert_close(found, exact, rtol=0.02, atol=0.02)
-    gradients = torch.autograd.grad(found.sum(), learned)
-    for ours, wanted in zip(gradients, torch.autograd.grad(exact.sum(), learned), strict=True):
+    torch.testing.assert_close(scored, found, rtol=1e-6, atol=1e-6)
+    assert not found[4:9].any() and not scored[4:9].any()
+    gradients = torch.autograd.grad((found * upstream).sum(), learned, retain_graph=True)
+    again = torch.autograd.grad((found * upstream).sum(), learned)
+    for ours, repeated, wanted in zip(
+        gradients, again, torch.autograd.grad((exact * upstream).sum(), learned), strict=True
+    ):
+        assert ours.dtype == torch.float32 and torch.equal(ours, repeated)
         assert (ours - wanted).norm() <= 0.02 * wanted.norm()
     assert not torch.equal(gradients[1], gradients[1].bfloat16().float())  # the weight's is not rounded on its way
 
 
+def test_a_kept_cross_entropy_makes_its_logits_once() -> None:
+    hidden = torch.randn(6, 5, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(13, 5, dtype=torch.bfloat16)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        losses.chunked_cross_entropy(hidden, weight, torch.arange(6)).sum().backward()
+    # The logits, and the gradient of the hidden states.
+    assert {event.key: event.count for event in profile.key_averages()}["aten::mm"] == 2
+    assert hidden.grad is not None and hidden.grad.any()
+
+
 @pytest.mark.parametrize("target", [-100, -2, 13])
-def test_a_target_that_is_no_id_is_refused(target: int) -> None:
-    hidden = torch.randn(2, 5)
-    weight = torch.randn(13, 5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_is_no_id_is_refused(target: int, dtype: torch.dtype) -> None:
+    hidden = torch.randn(2, 5, dtype=dtype)
+    weight = torch.randn(13, 5, dtype=dtype)
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         losses.chunked_cross_entropy(hidden, weight, torch.tensor([3, target]))
 
