@@ -1,4 +1,5 @@
-"""arXiv papers as LaTeX: the bulk source `arXiv_src_YYMM_NNN.tar`, or a folder for each paper.
+"""arXiv papers as LaTeX: the bulk source `arXiv_src_YYMM_NNN.tar`, or a folder or a file for each paper. Papers may also lie in
+folders of months, as an unpacked bulk archive has them (`0001/astro-ph0001001.gz`).
 
 A bulk archive holds a gzipped tar, a single gzipped TeX file or a PDF for each paper. Archives are streamed and never unpacked.
 A paper is one document (see `data_prep.corpora.latex`); its files are UTF-8, or as a byte-order mark or the package inputenc says,
@@ -46,6 +47,8 @@ FILE = re.compile(rf"({PACKED.pattern}|\.(tar|tex|pdf))$", re.IGNORECASE)
 ID = re.compile(
     r"(?:(?i:arxiv):\s*|https?://arxiv\.org/(?:abs|pdf)/)?(?:(\d{4}\.\d{4,5})|([a-z-]+)(?:\.[A-Z]{2})?/?(\d{7}))(?:v\d+)?"
 )
+MONTH = re.compile(r"\d{4}")
+"""Name of the folder to which a bulk archive unpacks."""
 LINE = 16 << 20
 """Bytes of the longest line of --metadata."""
 LISTED_AT_ONCE = 8
@@ -200,29 +203,39 @@ def _files(root: Place) -> list[Listed]:
 
 
 def _packed_and_folders(root: Place, files: list[Listed]) -> tuple[list[Listed], dict[str, list[Listed]]]:
-    """The archives and packed papers among the files of a corpus, and the files of each paper's folder, by its name.
+    """The archives and packed papers among the files of a corpus, and the files of each paper's folder, by its path.
 
     Raises CorpusError for a bulk archive that is packed itself.
     """
     packed: list[Listed] = []
     folders: dict[str, list[Listed]] = {}
+    months = {file.name.split("/")[0] for file in files if _is_of_month(file.name)}
     for file in files:
-        top, _, below = file.name.partition("/")
-        check_name(root, top or file.place.name)
+        parts = file.name.split("/")
+        depth = 2 if parts[0] in months else 1
+        paper = "/".join(parts[:depth])
+        below = parts[depth:]
+        check_name(root, paper or file.place.name)
         if PACKED_BULK.fullmatch(file.place.name):
             raise CorpusError(f"{file.place} is packed: unpack it, since papers are read at any place of an archive")
-        if is_hidden(top):
+        if is_hidden(paper):
             continue
-        if _is_bulk(file) or file.place == root or (not below and _is_single(file.name)):
+        if _is_bulk(file) or file.place == root or (not below and _is_single(file.place.name)):
             packed.append(file)
         elif below:
-            folders.setdefault(top, []).append(file)
+            folders.setdefault(paper, []).append(file)
     return packed, folders
+
+
+def _is_of_month(name: str) -> bool:
+    """Whether a file's path is that of a paper, or in its folder, in the folder of a month: `2001/2001.00001.gz`."""
+    month, _, below = name.partition("/")
+    return MONTH.fullmatch(month) is not None and ID.fullmatch(FILE.sub("", below.split("/")[0])) is not None
 
 
 def _folder(name: str, files: list[Listed]) -> Source:
     """The source of a paper that is a folder with these files."""
-    id = canonical(name)
+    id = canonical(name.rpartition("/")[2])
     size = sum(file.bytes for file in files if is_tex(file.name))
     size = size or sum(file.bytes for file in files if may_be_tex(file.name))
     return Source(id, name, split_of(id), size, ("folder", 0, size, name))

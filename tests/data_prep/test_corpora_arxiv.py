@@ -72,6 +72,24 @@ def test_papers_in_folders_and_files(tmp_path: Path) -> None:
     assert str(texts["2101.7"]).startswith("% file: x.tex\n")
 
 
+def test_papers_in_folders_of_months(tmp_path: Path) -> None:
+    files = {
+        "0001/hep-th0001208.gz": gzip.compress(MAIN % b"1"),
+        "0001/astro-ph0001001.pdf": "%PDF-1.4",
+        "0001/._astro-ph0001002.gz": "hidden",
+        "2101/2101.00001v2/main.tex": MAIN % b"2",
+        "2101/2101.00001v2/sec/z.tex": "z",
+        "2101/2101.00002.tar": tar({"m.tex": MAIN % b"3"}),
+        "2101/SHA256SUMS": "no paper",
+        "2101.00003.gz": gzip.compress(MAIN % b"4"),
+        "1234/main.tex": MAIN % b"a paper's own folder",
+    }
+    texts, skipped = read_all(Arxiv(source=str(put(tmp_path, files))))
+    assert set(texts) == {"hep-th0001208", "2101.00001", "2101.00002", "2101.00003", "1234"}
+    assert re.findall("^% file: (.*)$", str(texts["2101.00001"]), re.MULTILINE) == ["main.tex", "sec/z.tex"]
+    assert skipped == {"PDF only": 1}
+
+
 @pytest.mark.parametrize(
     ("written", "id"),
     [
