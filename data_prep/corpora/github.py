@@ -2,8 +2,8 @@
 
 A repository's files stand in the order of a walk, depth first and by name, each under a line `# file: repository/path`. Files are
 chosen by their endings. Left out and counted: hidden and vendored folders (node_modules, vendor, third_party…), lock files,
-minified and generated files ("DO NOT EDIT" in the head), large ones, binary ones, links, and those that are neither UTF-8 nor
-what their byte-order mark says.
+minified and generated files ("DO NOT EDIT" in the head), large ones, binary ones, links, those that are neither UTF-8 nor
+what their byte-order mark says, and those beside the repositories' folders.
 A repository's split follows from a hash of its name. Licences are not read: the paper has repositories with open-source licences
 alone, and the folder has to hold these.
 
@@ -21,9 +21,9 @@ from common.checks import check_options
 from common.places import Listed, Place
 from data_prep.corpora.encodings import as_utf8, decode
 from data_prep.corpora.files import check_name, files_in, folder_of, is_hidden, is_link, printable
-from data_prep.corpora.left_out import LeftOut
+from data_prep.corpora.left_out import LeftOut, skipped_of
 from data_prep.corpora.streams import MAX_DOCUMENT_BYTES, TooLarge
-from data_prep.documents import CorpusError, Document, Skipped, Source, split_of
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source, split_of
 
 ENDINGS = (
     ".c", ".cc", ".cpp", ".cs", ".cu", ".cuh", ".cxx", ".clj", ".dart", ".el", ".erl", ".ex", ".exs",
@@ -75,24 +75,36 @@ class GitHub:
     def sources(self, split: str) -> list[Source]:
         """One source for each repository, with the size of the files that are read."""
         root = folder_of(self.name, self.source)
-        folders = [listed.name for listed in root.list() if listed.is_dir]
+        listing = root.list()
+        folders = [listed.name for listed in listing if listed.is_dir]
         if ".git" in folders and not any((root / name / ".git").exists() for name in folders):
             raise CorpusError(f"{root} is a repository itself: give --source the folder that holds the repositories")
         repositories = sorted(name for name in folders if not is_hidden(name))
         if not repositories:
             raise CorpusError(f"{root} holds no folder: give --source the folder that holds the repositories")
-        sources = []
         for name in repositories:
             check_name(root, name)
-            if split_of(name) == split:
+        sources = []
+        splits = [split_of(name) for name in repositories]
+        for name, of in zip(repositories, splits, strict=True):
+            if of == split:
                 size = sum(file.bytes for file in self._files(root / name, LeftOut()))
                 sources.append(Source(name, name, split, size))
+        if split == next(name for name in SPLITS if name in splits):  # once for the whole corpus
+            left_out = LeftOut()
+            beside = [file.name for file in listing if not file.is_dir and not is_hidden(file.name)]
+            left_out.add("in no repository's folder", sum(map(self._takes, beside)))
+            sources += left_out.sources(root.name, split)
         return sources
 
     def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
         """Yield each repository as one document, its files in order of their paths."""
         root = folder_of(self.name, self.source)
         for source in sources:
+            skipped = skipped_of(source)
+            if skipped:
+                yield skipped
+                continue
             left_out = LeftOut()
             try:
                 text = "".join(self._texts(root / source.id, left_out))
@@ -103,13 +115,16 @@ class GitHub:
             yield Document(source.id, source.title, text)
             del text
 
+    def _takes(self, name: str) -> bool:
+        """Whether a file's name ends as those to read."""
+        return name.lower().endswith(tuple(ending.lower() for ending in self.endings))
+
     def _files(self, repository: Place, left_out: LeftOut) -> list[Listed]:
         """The files to read, in order, chosen by their names and sizes."""
         chosen = []
-        endings = tuple(ending.lower() for ending in self.endings)
         for file in files_in(repository, recursive=True):
             parts = file.name.split("/")
-            if not parts[-1].lower().endswith(endings):
+            if not self._takes(parts[-1]):
                 continue
             if is_link(file.place):
                 left_out.add("links")

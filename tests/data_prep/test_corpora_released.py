@@ -194,6 +194,7 @@ def test_repositories(tmp_path: Path) -> None:
             "repo/late.py": "#\n" * 900 + "# DO NOT EDIT",
             "repo/blob.py": b"a\0b", "repo/latin.py": b"caf\xe9", "repo/line.py": long_line, "repo/big.py": "x\n" * 600_000,
             "other/main.C": "int main;", "third/notes.txt": "nothing to take", "file.py": "no repository",
+            "file.md": "no", ".a.py": "no",
         },
     )  # fmt: skip
     put(tmp_path, {"secret.py": "secret"})
@@ -214,6 +215,7 @@ def test_repositories(tmp_path: Path) -> None:
         "minified": 1,
         "large": 1,
         "links": 1,
+        "in no repository's folder": 1,
     }
     assert skipped == expected
     corpus = GitHub(source=str(tmp_path / "all"), endings=(".md",))
