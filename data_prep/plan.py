@@ -69,7 +69,10 @@ class SplitPlan:
         return digest(self.inputs)
 
     def difference(self, made: Manifest) -> str:
-        """The differences of a split with another fingerprint, in words: `segment_length (512, now 1024)`."""
+        """The differences of a split with another fingerprint, in words: `segment_length (512, now 1024)`.
+
+        ``made``: the split's manifest, with its documents.
+        """
         old = made.inputs
         new = self.inputs
         words = []
@@ -79,15 +82,30 @@ class SplitPlan:
             options = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
             words += [f"option {name} of the corpus ({before.get(name)}, now {now.get(name)})" for name in options]
             if not options:
-                words.append(f"text (documents: {old['corpus']['documents']:,}, now {new['corpus']['documents']:,})")
+                counts = f"documents: {old['corpus']['documents']:,}, now {new['corpus']['documents']:,}"
+                words.append(f"text ({counts}; {self._changes(made)})")
         if old["tokenizer"] != new["tokenizer"]:
-            before = f"{made.tokenizer.name} of {old['tokenizer']['vocab_size']:,} ids"
+            before = f"{made.tokenizer.name} of {old['tokenizer']['vocab_size']:,}"
             now = f"{self.tokenizer.name} of {new['tokenizer']['vocab_size']:,}"
-            words.append(f"tokenizer ({before}, now {now})")
+            words.append(f"tokenizer ({before} ids, now {'another ' * (before == now)}{now})")
         for name, value in new["parameters"].items():
             if old["parameters"].get(name) != value:
                 words.append(f"{name} ({old['parameters'].get(name)}, now {value})")
         return " and ".join(words)
+
+    def _changes(self, made: Manifest) -> str:
+        """How many documents changed, are new or are gone, each with an example: `1 changed ('a.txt'), 2 gone ('b.txt', …)`."""
+        documents = self.scan.documents
+        before = {entry.id: entry.xxh3 for entry in made.documents}
+        ids, _ = documents.names_of(range(len(documents)))
+        now = dict(zip(ids, documents.group.checksums(slice(None)), strict=True))
+        found = {
+            "changed": [id for id in now if id in before and now[id] != before[id]],
+            "new": [id for id in now if id not in before],
+            "gone": [id for id in before if id not in now],
+        }
+        words = [f"{len(ids):,} {kind} ({ids[0]!r}{', …' * (len(ids) > 1)})" for kind, ids in found.items() if ids]
+        return ", ".join(words) or "in another order"
 
     @cached_property
     def parts(self) -> tuple[range, ...]:

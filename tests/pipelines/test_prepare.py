@@ -204,9 +204,36 @@ def test_a_store_of_other_inputs_is_kept(make_config, fields: dict, difference: 
 def test_a_changed_document_is_noticed(make_config, text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(make_config(splits=("test",)))
     assert "text: 1 document, " in capsys.readouterr().out
-    (text_folder / "test" / "doc0.txt").write_text("other words")
-    with pytest.raises(StoreError, match=r"text/test was prepared with another text \(documents: 1, now 1\)"):
+    document = text_folder / "test" / "doc0.txt"
+    document.write_text("other words")
+    another = r"text/test was prepared with another text "
+    with pytest.raises(StoreError, match=another + r"\(documents: 1, now 1; 1 changed \('test/doc0\.txt'\)\): give"):
         prepare(make_config())
+    document.rename(document.with_name("new.txt"))
+    document.with_name("newer.txt").write_text("more words")
+    changes = r"1, now 2; 2 new \('test/new\.txt', …\), 1 gone \('test/doc0\.txt'\)"
+    with pytest.raises(StoreError, match=rf"{another}\(documents: {changes}\): give"):
+        prepare(make_config())
+
+
+def test_a_tokenizer_trained_on_another_text_is_another_one(make_config, text_folder: Path) -> None:
+    made = make_config(tokenizer="sentencepiece-bpe:400")
+    prepare(made)
+    (text_folder / "train" / "doc0.txt").write_text(words("other", 500))
+    text = r"text \(.*; 1 changed \('train/doc0\.txt'\)\)"
+    with pytest.raises(StoreError, match=rf"{text} and tokenizer \((\S+ of 401) ids, now another \1\): give"):
+        prepare(made)
+
+
+def test_documents_in_another_order_are_another_text(make_config, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    records = [json.dumps({"text": f"text {id}", "id": id}) for id in "ab"]
+    made = make_config(corpus=JsonLines(source=str(file), id_field="id"), splits=("train",))
+    file.write_text("\n".join(records))
+    prepare(made)
+    file.write_text("\n".join(reversed(records)))
+    with pytest.raises(StoreError, match=r"with another text \(documents: 2, now 2; in another order\): give"):
+        prepare(made)
 
 
 def test_titles_that_changed_are_named(make_config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
