@@ -29,8 +29,9 @@ def train_tokenizer(asked: TokenizerTraining, scan: SplitScan, report: Callable[
     Raises TokenizerError for text that it cannot be trained on.
     """
     documents = sample_documents(scan)
-    size = int(scan.documents.group.bytes[documents].sum())
-    report(f"training tokenizer {asked.spec} on {len(documents):,} documents, {size / 1e6:,.1f} MB")
+    size = int(np.minimum(scan.documents.group.bytes[documents], SAMPLE_BYTES).sum())
+    plural = "s" * (len(documents) != 1)
+    report(f"training tokenizer {asked.spec} on {len(documents):,} document{plural}, {size / 1e6:,.1f} MB")
     trained = train_sentencepiece(asked, scan.inputs["content"], sample_lines(scan, documents))
     warning = shortfall(asked, trained)
     if warning:

@@ -17,7 +17,7 @@ import pytest
 
 from common.errors import UserError
 from common.places import Place
-from data_prep import committing
+from data_prep import committing, training_sample
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
@@ -109,7 +109,7 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 KILLED = """
 import os, signal, sys, time
-from data_prep import committing
+from data_prep import committing, training_sample
 from pipelines.prepare import main
 commit, count = committing.commit_part, 0
 def counted(*arguments):
@@ -374,6 +374,16 @@ def test_trained_tokenizer_is_reused(make_config, capsys: pytest.CaptureFixture[
     assert "training tokenizer" not in capsys.readouterr().out
     kept = json.loads((make_config().folder / "tokenizer" / "tokenizer.json").read_text())
     assert (kept["kind"], kept["vocab_size"], kept["bod_id"]) == ("sentencepiece", 401, 400)
+
+
+def test_the_sample_of_a_long_document_is_its_beginning(
+    make_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_sample, "SAMPLE_BYTES", 100_000)
+    (tmp_path / "long" / "train").mkdir(parents=True)
+    (tmp_path / "long" / "train" / "a.txt").write_text(words("long", 100_000))
+    prepare(make_config(corpus=Text(source=str(tmp_path / "long")), tokenizer="sentencepiece-bpe:400"))
+    assert "training tokenizer sentencepiece-bpe:400 on 1 document, 0.1 MB\n" in capsys.readouterr().out
 
 
 def test_splits_without_documents(make_config, text_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
