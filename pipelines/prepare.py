@@ -89,6 +89,8 @@ class PrepareConfig:
         check_options(self, segment_length=0, part_bytes=1, num_workers=0)
         if self.segment_length >= 1 << 31:  # Arrow's limit
             raise UserError(f"segment_length is {self.segment_length}: give less than {1 << 31:,}")
+        if not self.store:
+            raise UserError("--store is empty: give a folder, or a URI such as s3://bucket/store")
         if not self.splits:
             raise UserError(f"splits is empty: name one or more of {', '.join(SPLITS)}")
         for split in self.splits:
@@ -146,10 +148,7 @@ def asked_tokenizer(config: PrepareConfig) -> Tokenizer | TokenizerTraining:
             )
         return SymbolsTokenizer(corpus.symbols())
     if spec == "symbols":
-        raise TokenizerError(
-            f"corpus {corpus.name} has no symbols of its own, as a corpus that labels its tokens has: leave out --tokenizer "
-            "symbols, or choose another"
-        )
+        raise TokenizerError(f"corpus {corpus.name} labels no tokens, so it has no symbols: choose another tokenizer")
     return tokenizer_from_spec(spec or "bytes")
 
 

@@ -163,7 +163,7 @@ def test_a_command_of_ours_takes_its_words(
     elif module == "pipelines.preflight" and words[0] == preflight.HERE:
         assert preflight.ports_of(words)
     elif module == "pipelines.run":
-        for stage in whole.stages(parsed(module, words)):
+        for stage in whole.stages(parsed(module, words).located()):
             parsed(f"pipelines.{stage.module}", list(stage.words))
     elif words or command.whole:
         parsed(module, words)

@@ -131,7 +131,7 @@ def test_a_labelled_corpus_has_its_own_tokenizer_and_no_other(make_config: Make)
         TokenizerError, match="corpus task labels its tokens, and its symbols are its tokens: leave out"
     ):
         prepare(make_config(corpus=Task(), tokenizer="bytes"))
-    with pytest.raises(TokenizerError, match="corpus text has no symbols of its own"):
+    with pytest.raises(TokenizerError, match="corpus text labels no tokens, so it has no symbols"):
         prepare(make_config(tokenizer="symbols"))
 
 

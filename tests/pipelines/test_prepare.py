@@ -478,6 +478,7 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         (["text", "--part-bytes", "0"], "--part-bytes is 0: it must be at least 1"),
         (["text", "--splits", "tran"], "unknown split 'tran': did you mean 'train'?"),
         (["text", "--splits"], "splits is empty"),
+        (["text", "--store", ""], "--store is empty: give a folder, or a URI such as s3://bucket/store"),
         (["text", "--num-workers", "-1"], "--num-workers is -1"),
         (["text"], "corpus text needs a folder: give --source FOLDER"),
         (["text", "--source", "nowhere"], "/nowhere is not there: give --source"),
