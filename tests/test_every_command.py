@@ -44,7 +44,7 @@ SWEEP = f"{TINY} --num-workers 1 --num-cpus 2"
 QUIET = "--tracking.backend none"
 
 SCENARIO = f"""
-# README, and docs/training.md: one's own data
+# README, docs/training.md, evaluation.md and trained-models.md: one's own data
 prepare text --source my_books --tokenizer sentencepiece:8192 --store runs/store
     + --tokenizer sentencepiece:300
 train small-rec --run books --data.corpus text --data.store runs/store --model.gate lstm --data.lanes 16
@@ -186,7 +186,7 @@ train runs/small-rec-lr-states-window-gate/best.json --run again
     + --num-workers 0
 compare runs/mine runs/small-rec-lr-states-window-gate
     + {QUIET}
-# docs/training.md and docs/mlflow.md: the demo's two runs, and a server
+# docs/evaluation.md and docs/mlflow.md: the demo's two runs, and a server
 compare runs/demo-rec runs/demo-slide
     + {QUIET}
 tokens runs/demo-slide runs/demo-rec
