@@ -93,13 +93,18 @@ def first_cause(error: BaseException, most: int = 200) -> str:
 
 
 def nearest(name: str, known: Iterable[str], many: str = "--help lists them") -> str:
-    """The end of an error message on an unknown name: the nearest of the known names that begin with it, or else of all; then all,
-    if they are few, else ``many``.
+    """The end of an error message on an unknown name: the nearest of the known names that begin with it, or whose last part does
+    (lr, of optim.lr), or else of all; then all, if they are few, else ``many``.
     """
     known = list(known)
-    longer = [each for each in known if len(name) > 2 and each.startswith(name)]
-    near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
+    longer = [each for each in known if begins_with(each, name) or begins_with(each.rpartition(".")[2], name)]
+    near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.6)
     return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
+
+
+def begins_with(known: str, name: str) -> bool:
+    """Whether a known name is this one, or begins with it where it has three letters or more."""
+    return known == name or (len(name) > 2 and known.startswith(name))
 
 
 def listed(known: Iterable[str], many: str = "--help lists them") -> str:

@@ -231,9 +231,8 @@ def _inline(part: str, values: Values) -> Domains:
     field, _, written = part.partition("=")
     field = field.strip().replace("-", "_")
     if field not in values:
-        whole = [name for name in values if name.endswith(f".{field}")]
         remedy = "python -m pipelines.train PRESET --help lists the fields"
-        near = f"did you mean {whole[0]!r}?" if whole else nearest(field, values.keys() - {"preset"}, remedy)
+        near = nearest(field, values.keys() - {"preset"}, remedy)
         raise ValueError(f"{values['preset']} has no field {field!r}, which the space {part!r} varies: {near}")
     kind = type(values[field])
     try:

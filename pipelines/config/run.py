@@ -155,9 +155,10 @@ class TrainConfig:
         values = dataclasses.asdict(self)
         known = [*flatten(values), "model.name", "store"]
         parts = [key for key, value in values.items() if isinstance(value, dict)]
-        for name in self.allow_change:
+        for given in self.allow_change:
+            name = given.replace("-", "_")
             if name not in known and name not in parts:
-                raise UserError(f"allow_change has {name!r}, which is no field of a run: {nearest(name, known)}")
+                raise UserError(f"allow_change has {given!r}, which is no field of a run: {nearest(name, known)}")
 
     def located(self) -> TrainConfig:
         """The same run with absolute paths and with the environment's settings, since workers have another folder and environment.
@@ -263,7 +264,8 @@ CHANGEABLE_ON_RESUME = (
 
 def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
     """Whether this dotted field may differ when a run is resumed."""
-    return any(field == name or field.startswith(name + ".") for name in CHANGEABLE_ON_RESUME + allowed)
+    names = (*CHANGEABLE_ON_RESUME, *(each.replace("-", "_") for each in allowed))  # as in --data.segment-length
+    return any(field == name or field.startswith(name + ".") for name in names)
 
 
 def config_hash_without_seed(values: dict[str, Any]) -> str:

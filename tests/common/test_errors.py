@@ -10,3 +10,10 @@ def test_names_that_begin_with_the_given_one_are_nearest() -> None:
     assert nearest("tiny-bytes-rec", known).startswith("did you mean 'tiny-bytes-rec-fixed-skip'?")
     assert nearest("tiny-bytes-rmd", known).startswith("did you mean 'tiny-bytes-rmt'?")
     assert nearest("unlike", known) == f"known: {', '.join(known)}"
+
+
+def test_a_field_is_nearest_by_its_name_without_its_group() -> None:
+    known = ["root", "optim.lr", "optim.recurrent_lr_scale", "schedule.warmup_steps"]
+    assert nearest("lr", known).startswith("did you mean 'optim.lr'?")
+    assert nearest("warmup", known).startswith("did you mean 'schedule.warmup_steps'?")
+    assert nearest("foo", known) == f"known: {', '.join(known)}"
