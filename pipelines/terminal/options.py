@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.credentials import without_credentials
-from common.errors import UserError
+from common.errors import UserError, begins_with
 from pipelines.terminal import home
 
 COUNTS = 1 << 53
@@ -32,6 +32,17 @@ NOT_A_NUMBER = {
     "could not convert string to float": "a number, such as 0.5 or 1e-3",
 }
 """The beginnings of Python's messages for a text that is no number, and what to write instead."""
+OTHER_WORDS = {
+    "learning-rate": "lr",
+    "batch-size": "lanes",
+    **dict.fromkeys(("seq-len", "seq-length", "sequence-length", "context-length", "block-size"), "segment-length"),
+    **dict.fromkeys(("epochs", "max-steps", "iterations"), "steps"),
+    **dict.fromkeys(("grad-clip", "clip-grad-norm"), "max-grad-norm"),
+    "dtype": "precision",
+    "device": "use-gpu",
+    "output-dir": "root",
+}
+"""Words of other programs, and the last part of the option here that means the same or decides it."""
 URI_AS_PATH = re.compile(r"[a-zA-Z][\w+.-]+:/")
 """Beginning of a URI that was parsed as a path, which drops a slash."""
 
@@ -101,19 +112,24 @@ def presets_with(option: str, presets: Mapping[str, Any]) -> list[str]:
 
 
 def has_field(config: object, path: Sequence[str]) -> bool:
-    """Whether a config has the field at a path of names, such as model and states."""
+    """Whether a config has the field, and no group of them, at a path of names, such as model and states."""
     if not path:
-        return True
+        return not dataclasses.is_dataclass(config)
     names = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else ()
     return path[0] in names and has_field(getattr(config, path[0]), path[1:])
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:
-    """The option among ``options`` that a person who typed an unknown one means: one with its name in a group, or one that is
-    spelt almost like it. Empty where there is none.
+    """The option among ``options`` that a person who typed an unknown one means: one with its name in a group, or another word for
+    it, or one that begins with it or is spelt almost like it. Empty where there is none.
     """
-    grouped = [known for known in options if known.rpartition(".")[2] == option.lstrip("-")]
-    near = grouped or difflib.get_close_matches(option, options, n=1, cutoff=0.6)
+    name = option.lstrip("-").replace("_", "-")
+    last_parts = {known: known.lstrip("-").rpartition(".")[2] for known in options}
+    for wanted in (name, OTHER_WORDS.get(name)):
+        if wanted in last_parts.values():
+            return next(known for known, last in last_parts.items() if last == wanted)
+    longer = [known for known, last in last_parts.items() if begins_with(last, name)]
+    near = difflib.get_close_matches(option, longer or options, n=1, cutoff=0.0 if longer else 0.6)
     return next(iter(near), "")
 
 

@@ -96,6 +96,9 @@ def test_positional() -> None:
         ("small --optim.lrr 3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
+        ("small --learning-rate 3", "unknown option --learning-rate: did you mean --optim.lr?"),  # other programs' word
+        ("small --wid 3", "unknown option --wid: did you mean --model.width?"),
+        ("small --optim 3", "unknown option --optim: did you mean --optim.lr?"),  # a group of options is none
         ("small --model.depth 3", "unknown option --model.depth: small lacks it; paper has it"),
         ("small --model.wide 3", "unknown option --model.wide: did you mean --model.width?"),
         ("small --resources 3", "unknown option --resources: --help lists the options"),  # another program's
