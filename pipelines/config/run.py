@@ -303,18 +303,23 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) -> None:
-    """Raise UserError naming the first field that differs from what the run was last trained with, unless it may differ."""
+    """Raise UserError naming the fields that differ from what the run was last trained with, unless they may differ."""
     old = flatten(before)
     new = flatten(to_json(config))
-    for key in sorted(old.keys() | new.keys(), key=lambda key: (key != "model.name", key)):
-        ranks = key == "checkpoint.best_by"  # checkpoints ranked by two metrics cannot be compared
-        if old.get(key) == new.get(key) or (may_change(key, config.allow_change) and not ranks):
-            continue
-        remedy = f"return to {old.get(key)} or choose another --run"
-        if not ranks and key != "model.name":
-            remedy += f", or add --allow-change {key}"
-        if key.startswith("model.") and key != "model.name":
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    # Checkpoints ranked by two metrics cannot be compared.
+    refused = [key for key in changed if key == "checkpoint.best_by" or not may_change(key, config.allow_change)]
+    if not refused:
+        return
+    never = [key for key in ("model.name", "checkpoint.best_by") if key in refused][:1]
+    keys = never or refused
+    stood = ", ".join(f"{key}={old.get(key)}" for key in keys)
+    says, back = new.get(keys[0]), old.get(keys[0])
+    if len(keys) > 1:
+        says, back = ", ".join(f"{key}={new.get(key)}" for key in keys), "these values"
+    remedy = f"return to {back} or choose another --run"
+    if not never:
+        remedy += f", or add --allow-change {' '.join((*config.allow_change, *keys))}"
+        if any(key.startswith("model.") for key in keys):
             remedy += ", which helps where the weights fit"
-        raise UserError(
-            f"{place} was trained with {key}={old.get(key)}, and this command says {new.get(key)}: {remedy}"
-        )
+    raise UserError(f"{place} was trained with {stood}, and this command says {says}: {remedy}")

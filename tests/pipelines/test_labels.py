@@ -254,6 +254,14 @@ def test_a_run_is_resumed_in_the_order_of_its_documents_alone() -> None:
         check_resumable(before, replace(PRESETS["small-slide"], steps=7), "there")
     with pytest.raises(UserError, match=r"add --allow-change model\.layers, which helps where the weights fit$"):
         check_resumable(before, with_fields(config, {"model.layers": 5}), "there")
+    several = with_fields(config, {"seed": 1, "steps": 9, "data.segment_length": 512, "allow_change": ["seed"]})
+    with pytest.raises(
+        UserError,
+        match=r"trained with data\.segment_length=1024, steps=2000, and this command says data\.segment_length=512, steps=9: "
+        r"return to these values or choose another --run, or add --allow-change seed data\.segment_length steps$",
+    ):
+        check_resumable(before, several, "there")
+    check_resumable(before, with_fields(several, {"allow_change": ["seed", "steps", "data.segment-length"]}), "there")
 
 
 def test_lanes_labelled_or_not_are_scored_alike_by_any_number_of_lanes(train: Train, task: PrepareConfig) -> None:

@@ -57,7 +57,8 @@ class TestRefusals:
         folder = train("--steps", "10")
         before = contents(folder)
         with pytest.raises(
-            ValueError, match=r"trained with optim.lr=0.002, and this command says 0.1: .*--allow-change optim.lr"
+            ValueError,
+            match=r"trained with optim.lr=0.002, and this command says 0.1: .*--allow-change steps optim\.lr$",
         ):
             train("--steps", "20", "--optim.lr", "0.1", "--allow-change", "steps")
         assert contents(folder) == before
