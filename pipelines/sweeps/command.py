@@ -91,6 +91,8 @@ class SweepConfig:
     """Budget of trials to begin; 0 for none."""
     num_cpus: int = 0
     """CPUs that the sweep may use of this machine; 0 for all."""
+    dry_run: bool = False
+    """Print the trials and what they cost, then exit."""
 
     def __post_init__(self) -> None:
         check_compared("metric", self.metric)

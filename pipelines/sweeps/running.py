@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import Trial, named, read_sweep
 from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
-from pipelines.sweeps.planning import open_or_plan
+from pipelines.sweeps.planning import open_or_plan, print_plan
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import BUDGET, Sweep
 from pipelines.sweeps.tracking import SweepTracking
@@ -56,7 +57,8 @@ class Done:
 
 
 def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
-    """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError."""
+    """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError,
+    and SystemExit after --dry-run."""
     sweep = Sweep(config, fields(domains))
     run = sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now what every trial would raise
     check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))
@@ -75,6 +77,9 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
             complaint = other_tokenizer(run.model, store)
             if complaint:
                 print(f"  warning {complaint}", flush=True)
+        if config.dry_run:
+            print_plan(sweep)
+            sys.exit(0)
         ray_session.start(num_cpus=config.num_cpus or None, log_to_driver=False)
         capacity = TrialCapacity(config)
         if not planned:

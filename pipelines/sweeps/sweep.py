@@ -38,7 +38,16 @@ from tune_spaces.drawing import Draw
 
 SCHEMA = 1
 """Version of sweep.json; raised by any change that an older tune would not understand."""
-CHANGEABLE = ("train", "max_concurrent_trials", "workers", "time_budget_s", "token_budget", "max_trials", "num_cpus")
+CHANGEABLE = (
+    "train",
+    "max_concurrent_trials",
+    "workers",
+    "time_budget_s",
+    "token_budget",
+    "max_trials",
+    "num_cpus",
+    "dry_run",
+)
 """Fields of a sweep that may differ when it is resumed."""
 BUDGET = "the sweep's budget"
 """Beginning of a trial's reason, if a larger budget would continue the trial."""

@@ -151,6 +151,28 @@ def test_a_store_without_its_tokenizer_is_refused_before_ray_starts(store: Path,
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_dry_run_prints_what_the_trials_cost_and_leaves_nothing(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        *TINY[1:],
+        "--data.store",
+        str(store),
+        "--root",
+        str(tmp_path / "runs"),
+        "--equalize",
+        "steps",
+        "--dry-run",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        tune.main(["data.segment_length=32,64", "--search", "grid", *words])
+    *_, own, other, total = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert own[:5] == ["000", "(preset)", "32", "20", "2.56k"] and other[:4] == ["001", "64", "20", "5.12k"]
+    assert " ".join(total).startswith("2 of 2 trials to do, at most 7.68k tokens and ")
+    assert float(total[-2]) == pytest.approx(float(own[5]) + float(other[4]), rel=0.01)
+    assert not ended.value.code and not (tmp_path / "runs").exists()
+
+
 def test_a_value_that_fits_beside_others_of_the_space_alone_is_kept(here: Make) -> None:
     """A window of 64 tokens needs a longer segment than the preset's 32."""
     words = ("model.window=8,64+data.segment_length=32,128", "--search", "grid", "--baseline", "no")
