@@ -25,7 +25,7 @@ from data_prep.store import SegmentStore
 from pipelines.checkpoints.run_folder import root_of
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
-from pipelines.config.run import to_json
+from pipelines.config.run import TrainConfig, to_json
 from pipelines.presets import PRESETS
 from pipelines.reports.sweep_findings import print_findings
 from pipelines.reports.sweep_result import Trial, named, read_sweep
@@ -39,7 +39,7 @@ from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
-from pipelines.training.beginning import open_initial, other_tokenizer
+from pipelines.training.beginning import check_same_model, open_initial, other_tokenizer
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import fields
 
@@ -73,7 +73,7 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         )
         planned = open_or_plan(sweep, domains)  # raises its errors before Ray starts
         if not planned:
-            open_initial(run, store)  # raises now what every trial would raise
+            check_initial(sweep, run, store)
             complaint = other_tokenizer(run.model, store)
             if complaint:
                 print(f"  warning {complaint}", flush=True)
@@ -85,6 +85,20 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         if not planned:
             sweep.write_plan(command)
         return run_trials(SweepRecord(sweep), domains, capacity, command)
+
+
+def check_initial(sweep: Sweep, run: TrainConfig, store: SegmentStore) -> None:
+    """Raise UserError where the preset or a planned trial could not begin with the weights of `initial_weights`."""
+    initial = open_initial(run, store)
+    if initial is None:
+        return
+    for trial in sweep.trials.values():
+        try:
+            check_same_model(initial, sweep.run_of(trial).model)
+        except UserError as error:
+            raise UserError(
+                f"the space {sweep.config.space} cannot be searched with {trial.described()}: {error}"
+            ) from None
 
 
 def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapacity, command: str) -> Done:

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
+from benchmarks import killing
 from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, tokenizer_from_spec
-from pipelines import doctor, embed, evaluate, export, generate
+from pipelines import doctor, embed, evaluate, export, generate, tune
 from pipelines.checkpoints.checkpoint import Checkpoint
 from pipelines.checkpoints.exported import Exported
 from pipelines.train import main as train_main
@@ -234,6 +235,19 @@ def test_a_run_keeps_the_model_of_the_weights_that_it_begins_with(
         train_main(["small-rec", *where, "--initial-weights", str(folder)])
     assert not (tmp_path / "runs" / "more").exists()
     train_main([str(folder), *where, "--model.dropout", "0.3"])
+
+
+def test_a_sweep_varies_no_field_that_its_initial_weights_decide(
+    exported: Callable[..., Path], store: Path, tmp_path: Path
+) -> None:
+    words = ["--preset", *killing.MODELS["slide"], *killing.TINY, *QUIET, "--data.store", str(store)]
+    words += ["--root", str(tmp_path / "sweeps"), "--initial-weights", str(exported()), "--dry-run"]
+    with pytest.raises(
+        UserError, match=r"model\.heads=2,4 cannot be searched with heads 4: .* model\.heads 2, and this"
+    ):
+        tune.main(["model.heads=2,4", "--search", "grid", *words])
+    with pytest.raises(SystemExit):
+        tune.main(["model.dropout=0.1,0.3", "--search", "grid", *words])
 
 
 def test_text_is_prepared_with_the_tokenizer_in_an_exported_folder(exported: Callable[..., Path], store: Path) -> None:
