@@ -162,11 +162,12 @@ class CoreLayer(nn.Module):
 
         Args:
             q_HnE: queries, divided by √E.
-            parts: keys and values.
+            parts: keys and values; kept ones may have another dtype than the queries.
             distance_Hnm: q·e[distance].
             seen: which keys the queries see.
             zero_key_value: k₀ and v₀ of the layer that makes the keys, if they are known already.
         """
+        parts = [(k.to(q_HnE.dtype), v.to(q_HnE.dtype)) for k, v in parts]
         logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
         unseen = seen.unseen_nm
         if seen.crossing_Bnm is None:

@@ -167,7 +167,7 @@ def fused_attention_is_slow(q: Tensor) -> bool:
 
 
 def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, no_previous_block_B: Tensor | None = None) -> Tensor:
-    """Attention without bias, over any leading dimensions: […, H, n, E]. The queries must be scaled.
+    """Attention without bias, over any leading dimensions: […, H, n, E], in the dtype of the queries, which must be scaled.
 
     ``no_previous_block_B``: bool, lanes on which the first half of the keys, those of the previous block, is masked.
     """
@@ -175,7 +175,8 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, no_previous_block_B: Ten
     if no_previous_block_B is not None:
         first_half = torch.arange(k_HmE.shape[-2], device=k_HmE.device) < k_HmE.shape[-2] // 2
         mask = ~(first_half & no_previous_block_B[:, None, None, None])
-    q, k, v = (x.flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))  # no fused kernel takes more than one leading dimension
+    # No fused kernel takes more than one leading dimension. Keys and values may have been kept under autocast, which is now off.
+    q, k, v = (x.to(q_HnE.dtype).flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))
     if fused_attention_is_slow(q):
         logits = q @ k.transpose(-1, -2)
         logits = logits if mask is None else logits.masked_fill(~mask, MASKED)

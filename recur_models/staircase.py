@@ -299,8 +299,7 @@ class StaircaseIncrementalDecoder(IncrementalDecoder):
                 note(index, x_BnD)
                 q, k, v = layer.project(x_BnD)
                 kept = append(places, k, v, layer_state(index, block))
-                parts = [(keys.to(q.dtype), values.to(q.dtype)) for keys, values in kept_parts(kept)]
-                x_BnD = layer.finish(x_BnD, layer.attend(q, parts, distances.at(q, column_Bnm), seen))
+                x_BnD = layer.finish(x_BnD, layer.attend(q, kept_parts(kept), distances.at(q, column_Bnm), seen))
                 after.append(kept)
             if i == 0:
                 first_BCD = places.write(first_BCD, x_BnD)

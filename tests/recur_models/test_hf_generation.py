@@ -116,6 +116,19 @@ def test_a_saved_cache_continues_like_the_first(config: ModelConfig, tmp_path: P
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("first", [True, False])
+def test_a_cache_is_continued_with_autocast_off_or_on(config: ModelConfig, first: bool) -> None:
+    model = wrap(config)
+    ids = text(2, 23)
+    with torch.autocast("cpu", torch.bfloat16, enabled=first):
+        cache = model(ids[:, :7], use_cache=True).past_key_values
+    with torch.autocast("cpu", torch.bfloat16, enabled=not first):
+        found = [model(token, past_key_values=cache).logits for token in ids[:, 7:].split(1, 1)]
+    expected = model(ids, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(found, 1).float(), expected[:, 7:], rtol=0, atol=0.15 * float(expected.std()))
+
+
+@torch.no_grad()
 def test_a_cache_that_has_read_the_whole_text_is_refused(slide: Any) -> None:
     """It would read the text twice, or nothing."""
     ids = text(2, 9)
