@@ -177,16 +177,15 @@ def report(
     config: EvaluateConfig, targets: list[EvaluationTarget], evaluations: list[Evaluation], report_folder: RunFolder
 ) -> list[Path]:
     """Print the table, write the report, and log it. Returns the report's files."""
-    first = targets[0]
-    unigram = unigram_bits_per_byte(first.train, first.store) if first.train and not first.store.labelled else None
+    by_store = {target.store.manifest.fingerprint: target for target in targets}
+    unigrams = {fingerprint: unigram_of(target) for fingerprint, target in by_store.items()}
+    unigram = unigrams[evaluations[0].store_fingerprint]
     print_wide(evaluation_table(evaluations, unigram), 130)
     several = seeds_of(evaluations)
     if several:
         print_wide(several, 130)
     for evaluation in evaluations:
-        # The unigram reference holds for the first target's store alone.
-        alike = evaluation.store_fingerprint == evaluations[0].store_fingerprint
-        for remark in remarks(evaluation, unigram if alike else None):
+        for remark in remarks(evaluation, unigrams[evaluation.store_fingerprint]):
             print(f"{evaluation.name}: {remark}", flush=True)
     for line in leads(evaluations):
         print(line, flush=True)
@@ -194,6 +193,11 @@ def report(
     report_folder.publish_report(paths, PICTURES)
     track(config, targets, evaluations, paths)
     return paths
+
+
+def unigram_of(target: EvaluationTarget) -> float | None:
+    """Bits per byte of the unigram reference in the target's tokens; None for labels, and without a train split."""
+    return unigram_bits_per_byte(target.train, target.store) if target.train and not target.store.labelled else None
 
 
 def metric_prefix(target: EvaluationTarget, config: EvaluateConfig) -> str:

@@ -27,6 +27,7 @@ from pipelines.reports import split_text
 from pipelines.reports.evaluation import kept_evaluation
 from pipelines.tracking.identity import saved_run
 from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.score import Evaluation
 from recur_models import model_from_json
 from tests.mlflow_server import Server
 from tests.small_corpus import contents
@@ -356,14 +357,28 @@ def test_another_test_split_beside_the_same_training_text_is_named(
 
 
 def test_a_model_is_held_against_the_unigram_of_its_own_tokens(
-    train: Train, make_config: Callable[..., PrepareConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    store: Path,
+    make_config: Callable[..., PrepareConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepare(make_config(store=str(tmp_path / "pieces"), tokenizer="sentencepiece:300"))
+    pieces = tmp_path / "pieces"
+    prepare(make_config(store=str(pieces), tokenizer="sentencepiece:300"))
     of_bytes = train("--steps", "2", name="of-bytes")
-    of_pieces = train("--steps", "2", "--data.store", str(tmp_path / "pieces"), name="of-pieces")
+    of_pieces = train("--steps", "2", "--data.store", str(pieces), name="of-pieces")
+    held: dict[str, float | None] = {}
+
+    def remarks(evaluation: Evaluation, unigram: float | None) -> list[str]:
+        held[evaluation.name] = unigram
+        return []
+
+    monkeypatch.setattr(evaluate, "remarks", remarks)
     evaluate.main([str(of_bytes), str(of_pieces), *QUIET])
-    told = [line for line in capsys.readouterr().out.splitlines() if "no better than the unigram" in line]
-    assert len(told) == 1 and told[0].startswith("of-bytes:")
+    for name, folder in (("of-bytes", store), ("of-pieces", pieces)):
+        splits = (SegmentStore.open(str(folder), "text", split) for split in ("train", "test"))
+        assert held[name] == split_text.unigram_bits_per_byte(*splits)
+    assert len({*held.values()}) == 2
 
 
 def test_the_unigram_reference_counts_every_document(make_config: Callable[..., PrepareConfig]) -> None:
