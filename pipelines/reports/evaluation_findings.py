@@ -26,6 +26,8 @@ CLEARED = {
     "State": ("all of its State", "it", "carries", "it"),
 }
 """The words for what was cleared: its name, the pronouns, and the verb between them."""
+ONCE = "-cleared-at-"
+"""Beginning of an `Evaluation.cleared_at` of passes that clear State once in a document."""
 UNKNOWN = ", chance not known"
 """End of a sentence on a difference that cannot be compared with chance."""
 ONE_EACH = " (one training each)"
@@ -82,17 +84,17 @@ def remark_on(
     if found and found.beyond_chance:
         return f"clearing {part} saves {amount}: the model predicts better without {them}"
     margin = f" ± {digits(found.margin * bits)}" if found else ""
-    return (
-        f"clearing {part} changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit}): the model does not use "
-        f"{them} yet. Train it for longer; results/state_worth shows such runs"
-    )
+    nothing = f"clearing {part} changes nothing beyond chance ({worth:+.4f}{margin} bits per {unit})"
+    if cleared_at.startswith(ONCE):
+        return f"{nothing}. The State is cleared once in a document: leave out --clear-at to see whether the model uses {them}"
+    return f"{nothing}: the model does not use {them} yet. Train it for longer; results/state_worth shows such runs"
 
 
 def _too_late(cleared_at: str) -> str:
     """Why clearing reaches less than half of the tokens, and the option that changes this. ``cleared_at``: as for `remark_on`."""
     if not cleared_at:
         return "most tokens are in the first segment of their document; try a shorter --segment-length"
-    option = "--clear-at" if cleared_at.startswith("-cleared-at-") else "--clear-every"
+    option = "--clear-at" if cleared_at.startswith(ONCE) else "--clear-every"
     return f"most tokens come before the first place where State is cleared; try a smaller {option}"
 
 

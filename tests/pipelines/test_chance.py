@@ -184,6 +184,14 @@ def test_a_few_tokens_say_nothing_of_states() -> None:
         assert said.endswith(f"; try a {option}")
 
 
+def test_a_single_clearing_does_not_say_that_states_are_unused() -> None:
+    little = replace(REC, carried=scored(4.0), cleared_states=scored(4.001 + NOISE), cleared_all=None)
+    for cleared_at in ("", "-cleared-every-4"):
+        assert "the model does not use them yet" in remarks(replace(little, cleared_at=cleared_at))[0]
+    (said,) = remarks(replace(little, cleared_at="-cleared-at-64"))
+    assert "changes nothing beyond chance" in said and "does not use" not in said and "leave out --clear-at" in said
+
+
 def test_all_of_the_state_has_a_sentence_of_its_own() -> None:
     both = replace(REC, carried=scored(4.0), cleared_states=scored(4.2 + NOISE), cleared_all=scored(4.4 + NOISE))
     states, everything = remarks(both)
