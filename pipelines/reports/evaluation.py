@@ -145,8 +145,10 @@ SEEDS: dict[str, tuple[str, Form]] = {
 
 def seeds_of(evaluations: Sequence[Evaluation]) -> Table | None:
     """Table of means over seeds; None if no evaluations differ in the seed alone, or there are several splits."""
-    rows = over_seeds(evaluations, evaluation_rows(evaluations), list(SEEDS))
-    return seeds_table(rows, SEEDS) if rows and len({e.split for e in evaluations}) == 1 else None
+    every = evaluation_rows(evaluations)
+    rows = over_seeds(evaluations, every, list(SEEDS))
+    columns = {key: column for key, column in SEEDS.items() if key != "bits_per_character" or any(map(_differ, every))}
+    return seeds_table(rows, columns) if rows and len({e.split for e in evaluations}) == 1 else None
 
 
 PICTURES = ("cumulative.png", "errors.png", "worth.png", "frontier.png")

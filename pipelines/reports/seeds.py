@@ -102,8 +102,10 @@ def seeds_table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[s
     shown = {key: column for key, column in columns.items() if any(row.get(key) is not None for row in rows)}
 
     def cell(row: Mapping[str, Any], key: str) -> str:
-        form = shown[key][1]
-        return "–" if row.get(key) is None else f"{written(row[key], form)} ± {written(row[f'{key}_deviation'], form)}"
+        if row.get(key) is None:
+            return "–"
+        value, deviation = (written(row[name], shown[key][1]) for name in (key, f"{key}_deviation"))
+        return f"{value} ± {deviation.removeprefix('+')}"
 
     cells = [[row["name"], *(cell(row, key) for key in shown)] for row in rows]
     return plain_table(["mean ± deviation", *(heading for heading, _ in shown.values())], cells)

@@ -242,6 +242,10 @@ def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> Non
 def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     shown = printed(seeds_of([REC, *SEEDS]) or Table())
     assert "slide, 3 seeds" in shown and "4.8000 ± 0.2000" in shown and "demo-rec" not in shown
+    ascii_text = printed(
+        seeds_of([replace(seed, characters=40, cleared_states=REC.carried) for seed in SEEDS]) or Table()
+    )
+    assert "-0.2000 ± 0.1000" in ascii_text and "bits/character" not in ascii_text
     tenth = [replace(seed, name=f"rec-1{number}") for number, seed in enumerate(SEEDS)]
     assert "rec, 3 seeds" in printed(seeds_of(tenth) or Table())  # and not rec-1, which is another run
     assert seeds_of([REC, SLIDE]) is None and seeds_of(SEEDS[:1] * 2) is None
