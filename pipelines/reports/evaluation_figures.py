@@ -80,6 +80,7 @@ def plot_cumulative(evaluations: Sequence[Evaluation], path: Path) -> Path:
     # A step at each bucket's end: on a logarithmic axis the first bucket has no start.
     reach.fill_between(positions, documents, step="pre", color=DOCUMENTS_COLOUR, alpha=0.10, linewidth=0)
     reach.set_ylim(0, None)
+    reach.locator_params(axis="y", integer=True)
     what = "reach" if longest.errors is None else "have a label at"
     reach.set_ylabel(f"documents that {what} the position", color=DOCUMENTS_COLOUR)
     reach.tick_params(axis="y", colors=DOCUMENTS_COLOUR)

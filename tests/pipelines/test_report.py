@@ -239,6 +239,19 @@ def test_an_evaluation_is_found_of_a_trial_and_among_many(tmp_path: Path) -> Non
     assert found is not None and found.name == "last"
 
 
+def test_documents_are_counted_in_whole_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+
+    def keep(figure: Figure, path: Path) -> Path:
+        drawn.append(figure)
+        return path
+
+    monkeypatch.setattr(evaluation_figures, "save_figure", keep)
+    plot_cumulative([REC], tmp_path / "cumulative.png")
+    ticks = drawn[0].axes[1].get_yticks()
+    assert len(ticks) > 1 and np.array_equal(ticks, np.round(ticks))
+
+
 def test_seeds_of_one_thing_are_a_mean_and_a_deviation(tmp_path: Path) -> None:
     shown = printed(seeds_of([REC, *SEEDS]) or Table())
     assert "slide, 3 seeds" in shown and "4.8000 ± 0.2000" in shown and "demo-rec" not in shown
