@@ -109,7 +109,7 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 KILLED = """
 import os, signal, sys, time
-from data_prep import committing, training_sample
+from data_prep import committing
 from pipelines.prepare import main
 commit, count = committing.commit_part, 0
 def counted(*arguments):
