@@ -37,9 +37,14 @@ def is_bfloat16_on_cpu(hidden_ND: Tensor) -> bool:
 
 
 def _aligned(hidden_ND: Tensor, tokens: int, vocab_size: int) -> Tensor:
-    """An empty tensor for logits [tokens, V], in which each row is aligned."""
+    """An empty tensor for logits [tokens, V], in which each row is aligned.
+
+    Between its rows it holds zeros: products on AMX read these numbers too and multiply them by zero, so that a NaN there spreads.
+    """
     width = math.ceil(vocab_size / ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
-    return hidden_ND.new_empty(tokens, width)[:, :vocab_size]
+    padded = hidden_ND.new_empty(tokens, width)
+    padded[:, vocab_size:] = 0.0
+    return padded[:, :vocab_size]
 
 
 def _chunks(tokens: int) -> list[slice]:

@@ -85,6 +85,20 @@ def test_a_kept_cross_entropy_makes_its_logits_once() -> None:
     assert hidden.grad is not None and hidden.grad.any()
 
 
+def test_gradients_do_not_depend_on_what_memory_held() -> None:
+    """In deterministic mode torch fills new memory with NaN, which AMX's products would read between the rows of logits."""
+    hidden = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(13, 32, dtype=torch.bfloat16, requires_grad=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        losses.chunked_cross_entropy(hidden, weight, torch.arange(64) % 13).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert hidden.grad is not None and weight.grad is not None
+    assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("target", [-100, -2, 13])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_target_that_is_no_id_is_refused(target: int, dtype: torch.dtype) -> None:
