@@ -67,7 +67,7 @@ def unknown(
     if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
     having = presets_with(written, presets or {})
-    if having:
+    if having and preset not in having:
         closest = difflib.get_close_matches(preset, having, n=1, cutoff=0)[0]
         others = len(having) - 1
         have = f" and {others} other preset{'s' * (others > 1)} have it" if others else " has it"
@@ -120,17 +120,23 @@ def has_field(config: object, path: Sequence[str]) -> bool:
 
 
 def nearest_option(option: str, options: Collection[str]) -> str:
-    """The option among ``options`` that a person who typed an unknown one means: one with its name in a group, or another word for
-    it, or one that begins with it or is spelt almost like it. Empty where there is none.
+    """The option among ``options`` that a person who typed an unknown one means: one with its name in another group, or another
+    word for it, or one that begins with it or is spelt almost like it. Empty where there is none.
     """
-    name = option.lstrip("-").replace("_", "-")
-    last_parts = {known: known.lstrip("-").rpartition(".")[2] for known in options}
-    for wanted in (name, OTHER_WORDS.get(name)):
-        if wanted in last_parts.values():
-            return next(known for known, last in last_parts.items() if last == wanted)
-    longer = [known for known, last in last_parts.items() if begins_with(last, name)]
-    near = difflib.get_close_matches(option, longer or options, n=1, cutoff=0.0 if longer else 0.6)
+    written = "--" + option.lstrip("-").replace("_", "-")
+    name = last_part(written)
+    alike = (
+        [known for known in options if last_part(known) == name]
+        or [known for known in options if last_part(known) == OTHER_WORDS.get(name)]
+        or [known for known in options if begins_with(last_part(known), name) or known.startswith(f"{written}.")]
+    )
+    near = difflib.get_close_matches(written, alike or options, n=1, cutoff=0.0 if alike else 0.6)
     return next(iter(near), "")
+
+
+def last_part(option: str) -> str:
+    """An option's name without its group: lr, of --optim.lr."""
+    return option.lstrip("-").rpartition(".")[2]
 
 
 def options(read: Callable[[Sequence[str]], object]) -> list[str]:

@@ -97,6 +97,9 @@ def test_positional() -> None:
         ("small --optim.lrr=3", "unknown option --optim.lrr: did you mean --optim.lr?"),
         ("small --lr 3", "unknown option --lr: did you mean --optim.lr?"),
         ("small --learning-rate 3", "unknown option --learning-rate: did you mean --optim.lr?"),  # other programs' word
+        ("small --optim.learning-rate 3", "unknown option --optim.learning-rate: did you mean --optim.lr?"),
+        ("small --model.lr 3", "unknown option --model.lr: did you mean --optim.lr?"),  # of another group
+        ("small -optim.lr 3", "unknown option -optim.lr: did you mean --optim.lr?"),
         ("small --wid 3", "unknown option --wid: did you mean --model.width?"),
         ("small --optim 3", "unknown option --optim: did you mean --optim.lr?"),  # a group of options is none
         ("small --model.depth 3", "unknown option --model.depth: small lacks it; paper has it"),
