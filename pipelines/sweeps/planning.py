@@ -115,22 +115,22 @@ def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
 
 
 def print_plan(sweep: Sweep) -> None:
-    """Print the trials that are planned so far, what each costs if it runs to its end, and the sum of those that are not over."""
+    """Print the trials that are planned so far, what each costs if it runs to its end, and the sum of those that are left."""
     config = sweep.config
+    left = sweep.left
     rows = list[list[str]]()
     tokens, flops = 0, 0.0
     for trial in sweep.trials.values():
         run = sweep.run_of(trial)
         size = run.steps * run.tokens_per_step
         cost = size * sweep.training_flops_per_token(run)
-        if not trial.over:
+        if trial in left:
             tokens, flops = tokens + size, flops + cost
         name = f"{trial.id} (preset)" if trial.baseline else trial.id
-        values = [str(value) for value in trial.values.values()]
+        values = (str(trial.values[field]) for field in sweep.fields)
         rows.append([name, *values, f"{run.steps:,}", short(size), f"{cost:.2e}", trial.status])
     names = [field.rpartition(".")[2] for field in sweep.fields]
     print_wide(plain_table(("trial", *names, "steps", "tokens", "FLOPs", "status"), rows), 180)
-    left = sum(not trial.over for trial in sweep.trials.values())
-    print(f"{left} of {counted(len(rows), 'trial')} to do, at most {short(tokens)} tokens and {flops:.2e} FLOPs")
+    print(f"{len(left)} of {counted(len(rows), 'trial')} to do, at most {short(tokens)} tokens and {flops:.2e} FLOPs")
     if config.suggested and config.num_samples > len(rows):
         print(f"{config.search} suggests {config.num_samples - len(rows)} more as trials end")

@@ -33,7 +33,7 @@ from pipelines.sweeps.capacity import TrialCapacity
 from pipelines.sweeps.command import SweepConfig
 from pipelines.sweeps.planning import open_or_plan, print_plan
 from pipelines.sweeps.record import SweepRecord
-from pipelines.sweeps.sweep import BUDGET, Sweep
+from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
@@ -57,8 +57,10 @@ class Done:
 
 
 def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequence[str]) -> Done:
-    """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``. Raises UserError,
-    and SystemExit after --dry-run."""
+    """Begin or resume a sweep. ``config`` and ``domains`` were read from ``words``.
+
+    Raises UserError, and SystemExit after --dry-run.
+    """
     sweep = Sweep(config, fields(domains))
     run = sweep.run_of(Trial("", config.own_values(sweep.fields) or {}))  # raises now what every trial would raise
     check_tracking(config.train.tracking, root_of(sweep.run.folder, config.train.run))
@@ -182,7 +184,7 @@ def conclude(sweep: Sweep, spent: str = "") -> int:
         raise UserError(
             f"--search {sweep.config.search} has suggested no trial: vary something else, or choose --search random"
         )
-    left = sum(not trial.over or trial.reason.startswith(BUDGET) for trial in sweep.trials.values())
+    left = len(sweep.left)
     if sweep.config.suggested:  # trials that the searcher has not suggested yet
         left += max(0, sweep.config.num_samples - len(sweep.trials))
     most = sweep.config.max_trials

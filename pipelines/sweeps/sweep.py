@@ -250,6 +250,11 @@ class Sweep:
                 print(f"warning: {path} is damaged: it is made again of results.jsonl", file=sys.stderr, flush=True)
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
+    @property
+    def left(self) -> list[Trial]:
+        """The trials that are not over, and those that a larger budget would continue."""
+        return [trial for trial in self.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]
+
     def best(self) -> Trial | None:
         """The trial with the lowest value; the earliest of equals."""
         return next(iter(ranked(self.trials.values())), None)

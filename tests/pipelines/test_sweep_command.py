@@ -21,6 +21,8 @@ from pipelines.presets import PRESETS
 from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps import run_sweep
 from pipelines.sweeps.command import read_command
+from pipelines.sweeps.planning import print_plan
+from pipelines.sweeps.sweep import BUDGET
 from tests.ray_sweeps import Make
 from tests.small_runs import TINY
 
@@ -171,6 +173,19 @@ def test_a_dry_run_prints_what_the_trials_cost_and_leaves_nothing(
     assert " ".join(total).startswith("2 of 2 trials to do, at most 7.68k tokens and ")
     assert float(total[-2]) == pytest.approx(float(own[5]) + float(other[4]), rel=0.01)
     assert not ended.value.code and not (tmp_path / "runs").exists()
+
+
+def test_a_plan_counts_what_a_larger_budget_would_continue(here: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = here("optim.lr=1e-3,2e-3+data.segment_length=32,64", "--search", "grid", "--baseline", "no").sweep
+    first, second, third, _ = sweep.trials.values()
+    first.status = "finished"
+    second.status, second.reason = "stopped", f"{BUDGET} of 9 s is spent"
+    third.values = dict(reversed(third.values.items()))  # as a scheduler may return them
+    capsys.readouterr()
+    print_plan(sweep)
+    *rows, total = capsys.readouterr().out.splitlines()
+    assert rows[3].split()[:3] == ["002", "0.002", "32"]
+    assert total.startswith("3 of 4 trials to do")
 
 
 def test_a_value_that_fits_beside_others_of_the_space_alone_is_kept(here: Make) -> None:
