@@ -38,8 +38,9 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Nats of each target under softmax(hidden · weightᵀ + bias): [N] float32, 0 where the target is ``IGNORED``.
 
-    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same losses); else a chunk of them. The caller
-    scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the softmax in float32.
+    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same losses), and in bfloat16 on a CPU their
+    gradients, up to KEPT_ELEMENTS; else a chunk of them. The caller scales ``hidden`` (logits / √d). Under autocast the product
+    runs in the autocast dtype, the softmax in float32.
     """
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)

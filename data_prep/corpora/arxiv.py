@@ -280,7 +280,7 @@ def _is_bulk(file: Listed) -> bool:
 
 
 def _is_single(name: str) -> bool:
-    """Whether a file at the top is a paper: packed, or named by the paper's id as a download is."""
+    """Whether a file in no paper's folder is a paper: packed, or named by the paper's id as a download is."""
     return bool(PACKED.search(name) or ID.fullmatch(FILE.sub("", name)))
 
 

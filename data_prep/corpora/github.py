@@ -84,13 +84,13 @@ class GitHub:
             raise CorpusError(f"{root} holds no folder: give --source the folder that holds the repositories")
         for name in repositories:
             check_name(root, name)
+        splits = {name: split_of(name) for name in repositories}
         sources = []
-        splits = [split_of(name) for name in repositories]
-        for name, of in zip(repositories, splits, strict=True):
-            if of == split:
+        for name in repositories:
+            if splits[name] == split:
                 size = sum(file.bytes for file in self._files(root / name, LeftOut()))
                 sources.append(Source(name, name, split, size))
-        if split == next(name for name in SPLITS if name in splits):  # once for the whole corpus
+        if split == min(splits.values(), key=SPLITS.index):  # once for the whole corpus
             left_out = LeftOut()
             beside = [file.name for file in listing if not file.is_dir and not is_hidden(file.name)]
             left_out.add("in no repository's folder", sum(map(self._takes, beside)))

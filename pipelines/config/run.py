@@ -313,10 +313,10 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         return
     never = [key for key in ("model.name", "checkpoint.best_by") if key in refused][:1]
     keys = never or refused
-    stood = ", ".join(f"{key}={old.get(key)}" for key in keys)
-    says, back = new.get(keys[0]), old.get(keys[0])
-    if len(keys) > 1:
-        says, back = ", ".join(f"{key}={new.get(key)}" for key in keys), "these values"
+    stood, says = (", ".join(f"{key}={values.get(key)}" for key in keys) for values in (old, new))
+    back = "these values"
+    if len(keys) == 1:
+        says, back = new.get(keys[0]), old.get(keys[0])
     remedy = f"return to {back} or choose another --run"
     if not never:
         remedy += f", or add --allow-change {' '.join((*config.allow_change, *keys))}"
