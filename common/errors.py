@@ -98,7 +98,7 @@ def nearest(name: str, known: Iterable[str], many: str = "--help lists them") ->
     """
     known = list(known)
     longer = [each for each in known if begins_with(each, name) or begins_with(each.rpartition(".")[2], name)]
-    near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.6)
+    near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
     return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
 
 

@@ -16,4 +16,4 @@ def test_a_field_is_nearest_by_its_name_without_its_group() -> None:
     known = ["root", "optim.lr", "optim.recurrent_lr_scale", "schedule.warmup_steps"]
     assert nearest("lr", known).startswith("did you mean 'optim.lr'?")
     assert nearest("warmup", known).startswith("did you mean 'schedule.warmup_steps'?")
-    assert nearest("foo", known) == f"known: {', '.join(known)}"
+    assert nearest("xyz", known) == f"known: {', '.join(known)}"
