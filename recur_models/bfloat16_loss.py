@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recur_models.layers import refuse_second_derivatives
+from recur_models.layers import float32_zeros, refuse_second_derivatives, slices
 from recur_models.protocol import IGNORED
 
 KEPT_ELEMENTS = 1 << 29
@@ -47,31 +47,26 @@ def _aligned(hidden_ND: Tensor, tokens: int, vocab_size: int) -> Tensor:
     return padded[:, :vocab_size]
 
 
-def _chunks(tokens: int) -> list[slice]:
-    return [slice(start, start + PRODUCT_TOKENS) for start in range(0, tokens, PRODUCT_TOKENS)]
-
-
 def _softmax_errors(logits_NV: Tensor, targets_N: Tensor, bias_V: Tensor | None, errors: bool) -> Tensor:
     """Nats of the targets [N] float32, 0 where the target is ``IGNORED``. ``errors``: softmax − target replaces the logits, which
     have no bias yet. The softmax runs in float32, a few tokens at a time.
     """
     nats_N = logits_NV.new_empty(len(logits_NV), dtype=torch.float32)
     tokens = max(1, SOFTMAX_ELEMENTS // logits_NV.shape[1])
-    for logits_CV, targets_C, nats_C in zip(
-        logits_NV.split(tokens), targets_N.split(tokens), nats_N.split(tokens), strict=True
-    ):
-        float_CV = logits_CV.float()
+    for chunk in slices(len(logits_NV), tokens):
+        targets_C = targets_N[chunk]
+        float_CV = logits_NV[chunk].float()
         if bias_V is not None:
             float_CV += bias_V
         log_softmax_CV = torch.log_softmax(float_CV, dim=-1)
         # Another id below 0, as transformers' −100, is out of bounds: an error.
         target_C1 = targets_C.masked_fill(targets_C == IGNORED, 0)[:, None]
-        torch.neg(log_softmax_CV.gather(1, target_C1)[:, 0], out=nats_C)
-        nats_C.masked_fill_(targets_C == IGNORED, 0.0)
+        nats_C = -log_softmax_CV.gather(1, target_C1)[:, 0]
+        nats_N[chunk] = nats_C.masked_fill_(targets_C == IGNORED, 0.0)
         if errors:
             errors_CV = log_softmax_CV.exp_()
             errors_CV.scatter_add_(1, target_C1, errors_CV.new_full((len(errors_CV), 1), -1.0))
-            logits_CV.copy_(errors_CV)
+            logits_NV[chunk] = errors_CV
     return nats_N
 
 
@@ -79,7 +74,7 @@ def bfloat16_nats(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias_
     """Nats of each target [N] float32, without gradients. Logits of ``PRODUCT_TOKENS`` tokens exist at a time."""
     nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
     buffer_CV = _aligned(hidden_ND, min(PRODUCT_TOKENS, len(hidden_ND)), len(weight_VD))
-    for chunk in _chunks(len(hidden_ND)):
+    for chunk in slices(len(hidden_ND), PRODUCT_TOKENS):
         hidden_CD = hidden_ND[chunk]
         logits_CV = torch.mm(hidden_CD, weight_VD.T, out=buffer_CV[: len(hidden_CD)])
         nats_N[chunk] = _softmax_errors(logits_CV, targets_N[chunk], bias_V, errors=False)
@@ -111,12 +106,11 @@ class KeptCrossEntropy(torch.autograd.Function):
         hidden_ND, weight_VD, targets_N, errors_NV, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_N1 = grad_N.masked_fill(targets_N == IGNORED, 0.0)[:, None]
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        trains_weight: bool = ctx.needs_input_grad[1]  # pyrefly: ignore
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trains_weight else None
-        trains_bias: bool = ctx.needs_input_grad[3]  # pyrefly: ignore
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
+        _, trains_weight, _, trains_bias = ctx.needs_input_grad  # pyrefly: ignore
+        grad_weight_VD = float32_zeros(weight_VD, trains_weight)
+        grad_bias_V = float32_zeros(bias_V, trains_bias)
         buffer_VD = torch.empty_like(weight_VD)
-        for chunk in _chunks(len(hidden_ND)):
+        for chunk in slices(len(hidden_ND), PRODUCT_TOKENS):
             errors_CV = errors_NV[chunk]
             grad_C1 = grad_N1[chunk]
             grad_hidden_ND[chunk] = (errors_CV @ weight_VD).float().mul_(grad_C1)

@@ -46,6 +46,16 @@ def refuse_second_derivatives(remedy: str) -> None:
         raise NotImplementedError(f"this backward pass has no derivatives of its own: {remedy}")
 
 
+def float32_zeros(like: Tensor | None, needed: bool) -> Tensor | None:
+    """Zeros of a tensor's shape, to which a backward pass adds gradients; None where none are needed."""
+    return torch.zeros_like(like, dtype=torch.float32) if needed and like is not None else None
+
+
+def slices(total: int, size: int) -> list[slice]:
+    """The parts of a range, each ``size`` long but for the last."""
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+
+
 def is_plain(layer: nn.Module) -> bool:
     """Whether a projection is a bare nn.Linear. One that is quantised, or wrapped by a LoRA adapter, must be called: its weight
     alone does not give its output.

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from recur_models.bfloat16_loss import KEPT_ELEMENTS, KeptCrossEntropy, bfloat16_nats, is_bfloat16_on_cpu
 from recur_models.hidden import in_place_of_logits, states_asked_for
-from recur_models.layers import is_plain, refuse_second_derivatives
+from recur_models.layers import float32_zeros, is_plain, refuse_second_derivatives, slices
 from recur_models.protocol import IGNORED, RecurrentModel, State
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
@@ -129,10 +129,9 @@ def labelled_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> tuple[Tens
 
 def _chunks(hidden_ND: Tensor, vocab_size: int, least: int = 1) -> list[slice]:
     """The tokens of each chunk: as many as have CHUNK_ELEMENTS logits together, but at least ``least``."""
-    tokens = len(hidden_ND)
     held = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(least, held // vocab_size)
-    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
+    return slices(len(hidden_ND), size)
 
 
 def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -202,10 +201,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         refuse_second_derivatives("give no targets, and compute the loss from the logits")
         hidden_ND, weight_VD, targets_N, normalizer_N, bias_V = ctx.saved_tensors  # pyrefly: ignore
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        trains_weight: bool = ctx.needs_input_grad[1]  # pyrefly: ignore
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if trains_weight else None
-        trains_bias: bool = ctx.needs_input_grad[3]  # pyrefly: ignore
-        grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if trains_bias else None
+        _, trains_weight, _, trains_bias = ctx.needs_input_grad  # pyrefly: ignore
+        grad_weight_VD = float32_zeros(weight_VD, trains_weight)
+        grad_bias_V = float32_zeros(bias_V, trains_bias)
         grad_N = grad_N.masked_fill(targets_N == IGNORED, 0.0)
         for chunk in _chunks(hidden_ND, len(weight_VD), GRADIENT_TOKENS if trains_weight else 1):
             grad_CV = _logit_gradients(
