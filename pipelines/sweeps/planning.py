@@ -119,13 +119,15 @@ def print_plan(sweep: Sweep) -> None:
     config = sweep.config
     left = sweep.left
     rows = list[list[str]]()
-    tokens, flops = 0, 0.0
+    tokens = 0
+    flops = 0.0
     for trial in sweep.trials.values():
         run = sweep.run_of(trial)
         size = run.steps * run.tokens_per_step
         cost = size * sweep.training_flops_per_token(run)
         if trial in left:
-            tokens, flops = tokens + size, flops + cost
+            tokens += size
+            flops += cost
         name = f"{trial.id} (preset)" if trial.baseline else trial.id
         values = (str(trial.values[field]) for field in sweep.fields)
         rows.append([name, *values, f"{run.steps:,}", short(size), f"{cost:.2e}", trial.status])
