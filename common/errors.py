@@ -97,9 +97,14 @@ def nearest(name: str, known: Iterable[str], many: str = "--help lists them") ->
     (lr, of optim.lr), or else of all; then all, if they are few, else ``many``.
     """
     known = list(known)
-    longer = [each for each in known if begins_with(each, name) or begins_with(each.rpartition(".")[2], name)]
+    longer = [each for each in known if begins_with(each, name) or begins_with(last_part(each), name)]
     near = difflib.get_close_matches(name, longer or known, n=1, cutoff=0.0 if longer else 0.5)
     return f"did you mean {near[0]!r}? ({listed(known, many)})" if near else listed(known, many)
+
+
+def last_part(name: str) -> str:
+    """A field's or an option's name without its group: lr, of optim.lr and --optim.lr."""
+    return name.lstrip("-").rpartition(".")[2]
 
 
 def begins_with(known: str, name: str) -> bool:

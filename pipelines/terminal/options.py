@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.credentials import without_credentials
-from common.errors import UserError, begins_with
+from common.errors import UserError, begins_with, last_part
 from pipelines.terminal import home
 
 COUNTS = 1 << 53
@@ -132,11 +132,6 @@ def nearest_option(option: str, options: Collection[str]) -> str:
     )
     near = difflib.get_close_matches(written, alike or options, n=1, cutoff=0.0 if alike else 0.6)
     return next(iter(near), "")
-
-
-def last_part(option: str) -> str:
-    """An option's name without its group: lr, of --optim.lr."""
-    return option.lstrip("-").rpartition(".")[2]
 
 
 def options(read: Callable[[Sequence[str]], object]) -> list[str]:
