@@ -33,7 +33,7 @@ from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
 from pipelines.training.precision import machine_of, width_of
 from recur_models import LlamaConfig, ModelConfig, RecConfig, SlideConfig, detach
-from studies.papers.measuring import one_thread
+from studies.papers.measuring import torch_threads
 
 Model = Literal[
     "demo-rec", "demo-128", "rec-128", "rec-192", "small-rec", "small-llama", "small-xl", "small-memorizing", "small-delta",
@@ -134,9 +134,13 @@ def medians_and_ratios(seconds: dict[str, list[float]]) -> tuple[dict[str, float
     return {name: statistics.median(each) for name, each in seconds.items()}, ratios
 
 
-def take_turns(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """CPU seconds of each run in each round that counts: the first two do not. Every other round goes the other way round."""
-    timers = {name: partial(machine.cpu_seconds, run) for name, run in runs.items()}
+def take_turns(
+    rounds: int,
+    runs: dict[str, Callable[[], object]],
+    seconds_of: Callable[[Callable[[], object]], float] = machine.cpu_seconds,
+) -> dict[str, list[float]]:
+    """Seconds of each run in each round that counts: the first two do not. Every other round goes the other way round."""
+    timers = {name: partial(seconds_of, run) for name, run in runs.items()}
     return machine.seconds_in_turns(rounds, timers, back_and_forth=True)
 
 
@@ -265,7 +269,7 @@ def main(argv: list[str]) -> None:
     config = cli.parse(BenchConfig, argv, __doc__)
     recorder = results.Recorder("speed", "benchmarks.cpu_precision", argv, config.record)
     kind = machine_of(torch.device("cpu")).kind
-    with one_thread():
+    with torch_threads(1):
         print(f"{machine.describe()}; {kind}", flush=True)
         rows = products(config.rounds)
         profiles: Rows = []

@@ -61,6 +61,13 @@ def cpu_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
+def wall_seconds(work: Callable[[], object]) -> float:
+    """Wall-clock seconds of ``work``, for work that more than one thread shares."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
 def seconds_in_turns(
     rounds: int, steps: dict[str, Callable[[], float]], back_and_forth: bool = False
 ) -> dict[str, list[float]]:

@@ -17,16 +17,16 @@ from pipelines.config.run import ModelSettings, TrainConfig
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread inside the `with`."""
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch compute in so many threads inside the `with`."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
@@ -40,7 +40,7 @@ def seconds_per_step(config: TrainConfig, vocab_size: int, steps: int) -> float:
     from recur_models.memorizing import fill_memory
 
     lanes = max(config.data.lanes // 4, 1)
-    with one_thread():
+    with torch_threads(1):
         with given_by_user(ValueError):  # for example by the pretrained weights' sizes
             model = config.model.build(vocab_size)
         model.recompute = config.recompute
@@ -79,7 +79,7 @@ def written_per_second(config: ModelSettings, vocab_size: int) -> float:
     from recur_models.decoding import begin, read
     from recur_models.memorizing import fill_memory
 
-    with one_thread(), torch.no_grad():
+    with torch_threads(1), torch.no_grad():
         model = config.build(vocab_size).eval()
         tokens_BT = torch.randint(vocab_size - 1, (1, 5 * config.block))
         decoder = model.incremental_decoder()

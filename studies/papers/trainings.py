@@ -40,7 +40,7 @@ from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.score import Evaluation
 from pipelines.training.jobs import Job, JobRecord, run_jobs
 from recur_models.pretrained_config import UNTRAINED
-from studies.papers.measuring import one_thread, products_per_second, seconds_per_step, written_per_second
+from studies.papers.measuring import products_per_second, seconds_per_step, torch_threads, written_per_second
 from studies.papers.tables import Data, Run
 
 
@@ -324,7 +324,7 @@ class Training:
         from studies.recall import measure_recall
 
         store = SegmentStore.open(self.config.data.store, self.data.corpus, "test")
-        with one_thread():
+        with torch_threads(1):
             model = model_of(find_checkpoint(self.scored_folder))
             return 100 * (1 - measure_recall(model, store, windows, cleared=False).names)
 
