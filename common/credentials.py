@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import urllib.parse
 
-_USER = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'"]*|[^\s/?#'"@:\[]*:(?!\d*([/?#'"]|$))\S*)@""")
+_USER = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]{0,30})://([^\s/?#'"]*|[^\s/?#'"@:\[]*:(?!\d*([/?#'"]|$))\S{0,4096})@""")
 """A URI up to the end of its user part. It also matches a password with a slash, or another sign that should be written as %2F.
 
-The scheme is bounded, else the time for a word without a URI would grow with the square of its length."""
+The scheme and such a password are bounded, else the time for a long word would grow with the square of its length."""
 _QUERY = re.compile(r"""\?([^\s?#'"]+)""")
 _SECRET = re.compile(
     r"secret|password|passwd|pwd|credential|token|key|auth|signature|odbc_connect|^sig$|^sas$|^pass(phrase)?$",

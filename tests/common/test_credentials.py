@@ -38,6 +38,7 @@ WORD = "i" * 200_000
         ("sqlite:////home/a:b@c/x.db", "sqlite:////home/a:b@c/x.db"),
         ("lr: 3@4; really? yes?", "lr: 3@4; really? yes?"),
         pytest.param(WORD + "://K:S@b", WORD + "://b", id="a long word, which once took minutes"),
+        pytest.param("h://a:b," * 20_000, "h://a:b," * 20_000, id="many URIs in a word, which once took minutes"),
     ],
 )
 def test_what_is_left(text: str, public: str) -> None:
