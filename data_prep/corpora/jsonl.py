@@ -49,6 +49,8 @@ Span = tuple[int, int, int]
 ARRAY_HEAD_BYTES = 1 << 16
 """Bytes at a file's beginning in which its first non-blank character is looked for."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
+KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
+"""What the values of JSON are, for messages. All others are numbers."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,9 @@ class JsonLines:
                 f"{file} line {number} has no field {self.text_field!r}: name one of its fields with --text-field ({fields})"
             )
         if text is not None:
+            kind = KINDS.get(type(text), "a number")
             raise CorpusError(
-                f"{file} line {number} has no text in field {self.text_field!r} but {type(text).__name__}: name another with "
-                "--text-field"
+                f"{file} line {number} has no text in field {self.text_field!r} but {kind}: name another with --text-field"
             )
         return None
 
@@ -348,7 +350,8 @@ def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
             f"{file} line {number} is not JSON ({why}): correct it or take it out, since every line is to be one object"
         ) from None
     if not isinstance(record, dict):
-        raise CorpusError(f"{file} line {number} is a JSON {type(record).__name__}: every line is to be one object")
+        kind = KINDS.get(type(record), "a number")
+        raise CorpusError(f"{file} line {number} is {kind}: every line is to be one JSON object")
     return record
 
 
