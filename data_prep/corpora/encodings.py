@@ -11,6 +11,11 @@ from common.places import Place
 from data_prep.documents import CorpusError
 from data_prep.packing import HEAD, packing_of
 
+NUL_HEAD = 1 << 16
+"""Bytes at a file's beginning in which NULs are counted."""
+MAX_NULS = 0.05
+"""The largest share of NUL bytes in a text. UTF-16 has one for each Latin letter, and for each blank."""
+
 
 def as_utf8(data: bytes) -> bytes:
     """The bytes of a file without its byte-order mark, in UTF-8 where the mark says UTF-16 or UTF-32.
@@ -45,13 +50,19 @@ def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
         where: name of the file, for errors.
         offset: position in the file at which the bytes begin.
 
-    Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed.
+    Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed. Also for a file
+    full of NULs: each of them is valid UTF-8.
     """
     size = 0
     encoding = "UTF-8"
     if offset == 0:
         refuse_packed(data, where)
         size, encoding = mark_of(data)
+        if encoding == "UTF-8" and data.count(0, 0, NUL_HEAD) > MAX_NULS * len(data[:NUL_HEAD]):
+            raise CorpusError(
+                f"{where} is not UTF-8 but full of NUL bytes, as UTF-16 without a byte-order mark is: convert the file to UTF-8 "
+                "or take it out of the folder"
+            )
     try:
         return str(memoryview(data)[size:] if size else data, encoding)
     except UnicodeDecodeError as error:

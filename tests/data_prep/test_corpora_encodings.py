@@ -70,6 +70,21 @@ def test_a_wrong_mark_is_named(tmp_path: Path) -> None:
         read_all(Text(source=str(tmp_path)))
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("text", ["A book.\n", "Война и мир\n"])
+def test_a_wide_encoding_without_a_mark_is_refused(tmp_path: Path, text: str, encoding: str) -> None:
+    """Its bytes are valid UTF-8, so nothing else would notice."""
+    put(tmp_path, {"text/a.txt": text.encode(encoding), "json/a.jsonl": f'{{"text": "{text}"}}'.encode(encoding)})
+    for name, corpus in (("text/a.txt", Text), ("json/a.jsonl", JsonLines)):
+        with pytest.raises(CorpusError, match=rf"{name} is not UTF-8 but full of NUL bytes, as UTF-16 without a"):
+            read_all(corpus(source=str(tmp_path / name.partition("/")[0])))
+
+
+def test_a_stray_nul_is_text(tmp_path: Path) -> None:
+    put(tmp_path, {"a.txt": "one page\0 and the next page"})
+    assert list(read_all(Text(source=str(tmp_path)))[0].values()) == ["one page\0 and the next page"]
+
+
 @pytest.mark.parametrize(
     "wrap", [lambda files: {"paper.gz": packed(files)}, lambda files: {f"paper/{n}": d for n, d in files.items()}]
 )
