@@ -246,6 +246,7 @@ def _write(
         with progress(console, "written", "documents", count, size) as done:
             for manifest in prepare_splits(place, missing, workers, done):
                 manifests[manifest.split] = manifest
+    keep_tokenizer(tokenizer, place / "tokenizer")  # again, where it was removed meanwhile
     remove_temporary(place / "tokenizer")
     return {split: manifests[split] for split in plans}
 

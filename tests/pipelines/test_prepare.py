@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from data_prep import committing, training_sample
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.pg19 import Pg19
 from data_prep.corpora.text import Text
-from data_prep.documents import SPLITS, CorpusError
+from data_prep.documents import SPLITS, CorpusError, Document, Skipped, Source
 from data_prep.manifest import StoreError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TokenizerError
@@ -465,6 +466,20 @@ def test_a_second_preparation_is_refused(make_config) -> None:
         pytest.raises(ValueError, match="another preparation is writing to"),
     ):
         prepare(make_config())
+
+
+def test_a_tokenizer_that_is_removed_meanwhile_is_written_again(make_config, text_folder: Path) -> None:
+    folder = make_config().folder / "tokenizer"
+    removed = []
+
+    class Removing(Text):
+        def read(self, sources: Sequence[Source]) -> Iterator[Document | Skipped]:
+            if folder.is_dir():
+                removed.append(shutil.rmtree(folder))
+            yield from super().read(sources)
+
+    prepare(make_config(corpus=Removing(source=str(text_folder))))
+    assert removed and SegmentStore.open(folder.parent / "train").tokenizer().vocab_size
 
 
 @pytest.mark.parametrize(
