@@ -50,6 +50,8 @@ class InspectConfig:
     or read-only."""
 
     def __post_init__(self) -> None:
+        if not self.split:
+            raise UserError("SPLIT is empty: give the folder of a prepared split, STORE/CORPUS/SPLIT")
         check_options(self, lanes=1, segment_length=1, sample_tokens=1, documents=0)
         for block in self.block:
             if block < 1 or self.segment_length % block:

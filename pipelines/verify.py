@@ -14,6 +14,7 @@ from typing import Annotated
 import tyro
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
+from common.errors import UserError
 from data_prep.verification import find_splits, split_bytes, verify_split
 from pipelines.terminal import cli
 from pipelines.terminal.output import bar, lines
@@ -26,6 +27,10 @@ class VerifyConfig:
 
     store: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STORE")]
     """A store, the folder of a corpus in it, or of a split; local or any URI that pyarrow.fs opens."""
+
+    def __post_init__(self) -> None:
+        if not self.store:
+            raise UserError("STORE is empty: give a store, the folder of a corpus in it, or of a split")
 
 
 def main(argv: list[str]) -> int:

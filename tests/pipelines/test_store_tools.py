@@ -339,6 +339,8 @@ def test_each_of_two_tokenizers_of_one_name_has_its_metrics(text_folder: Path, t
         (inspect.main, ["nowhere", "--documents", "-1"], "--documents is -1: it must be at least 0"),
         (inspect.main, ["nowhere", "--png", "notes.txt"], "--png is notes.txt: it must end in .png"),
         (inspect.main, ["nowhere", "--png", "lengths"], "--png is lengths: it must end in .png"),
+        (inspect.main, [""], "SPLIT is empty: give the folder of a prepared split"),
+        (verify.main, [""], "STORE is empty: give a store"),
         (verify.main, ["nowhere"], "there is no such folder"),
         (verify.main, ["embedded"], "it holds no prepared split"),
         (vocabulary.main, ["text", "--source", ".", "--root", "a-file"], "the table cannot be written below a-file"),
