@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import hashlib
 import json
 import re
@@ -18,8 +19,10 @@ from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from common.errors import UserError
+from data_prep.corpora.jsonl import JsonLines
 from pipelines.presets import PRESETS
 from recur_models import MODELS, LlamaRecConfig
+from tests.small_archives import read_all
 from tests.small_runs import SMALLEST
 from tests.test_layout import modules
 
@@ -49,6 +52,34 @@ def test_each_example_is_short_and_says_how_it_is_run() -> None:
         text = path.read_text("utf-8")
         assert len(text.splitlines()) < 60, path.name
         assert "__main__" not in text or f"    python -m examples.{path.stem}" in text, path.name
+
+
+PAGE = "<page><title>%s</title><ns>%d</ns>%s<revision><text>%s</text></revision></page>"
+
+
+def test_a_wiki_dump_becomes_json_lines(tmp_path: Path) -> None:
+    from examples import wiki_dump
+
+    pages = [
+        ("Ü & V", 0, "", "[[Ü]] is"),
+        ("U", 0, '<redirect title="Ü &amp; V" />', "#REDIRECT"),
+        ("Talk:U", 1, "", "so"),
+    ]
+    pages = [
+        PAGE % (title.replace("&", "&amp;"), *rest)
+        for title, *rest in [*pages, ("W", 0, "", "two\nlines"), ("X", 0, "", "")]
+    ]
+    text = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">' + "\n".join(pages) + "</mediawiki>"
+    dump, lines = tmp_path / "dump.xml.bz2", tmp_path / "wiki.jsonl"
+    dump.write_bytes(bz2.compress(text.encode()))
+    wiki_dump.main([str(dump), str(lines)])
+    assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == {"Ü & V": "[[Ü]] is", "W": "two\nlines"}
+    for cut in (dump.read_bytes()[:-9], bz2.compress(text[:-20].encode())):
+        dump.write_bytes(cut)
+        with pytest.raises(
+            UserError, match=r"dump\.xml\.bz2 is not the XML of a dump, or is cut off \(.*\): fetch it again"
+        ):
+            wiki_dump.main([str(dump), str(lines)])
 
 
 @pytest.mark.slow

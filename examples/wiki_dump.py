@@ -1,0 +1,45 @@
+"""Write the articles of a Wikipedia dump as JSON lines, which `pipelines.prepare jsonl` reads.
+
+    python -m examples.wiki_dump simplewiki-latest-pages-articles.xml.bz2 wiki.jsonl
+    python -m pipelines.prepare jsonl --source wiki.jsonl --title-field title --store runs/store
+
+The texts keep their wiki mark-up. Redirects are left out, and pages that are no articles, such as talk and templates.
+"""
+
+import argparse
+import bz2
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+from common.errors import UserError
+from pipelines.terminal import cli
+
+
+def main(words: list[str]) -> None:
+    """Read the dump page by page."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("dump", type=Path, help="…-pages-articles.xml, plain or .bz2")
+    parser.add_argument("out", type=Path, help="the file of JSON lines to write")
+    args = parser.parse_args(words)
+    opened = bz2.open if args.dump.suffix == ".bz2" else open
+    count = 0
+    with opened(args.dump, "rb") as dump, args.out.open("w", encoding="utf-8") as out:
+        elements = ElementTree.iterparse(dump, events=("start", "end"))
+        try:
+            _, root = next(elements)
+            for event, page in elements:
+                if event == "start" or not page.tag.endswith("}page"):
+                    continue
+                text = page.findtext("{*}revision/{*}text")
+                if text and page.findtext("{*}ns", "0") == "0" and page.find("{*}redirect") is None:
+                    out.write(json.dumps({"title": page.findtext("{*}title"), "text": text}, ensure_ascii=False) + "\n")
+                    count += 1
+                root.clear()  # else all pages stay in memory
+        except (ElementTree.ParseError, EOFError) as error:
+            raise UserError(f"{args.dump} is not the XML of a dump, or is cut off ({error}): fetch it again") from None
+    print(f"{args.out}: {count:,} articles")
+
+
+if __name__ == "__main__":
+    cli.run(main)
