@@ -177,7 +177,12 @@ def _names_in(root: Place, size: int, changed: int) -> list[str]:
     if root.name.endswith(".parquet"):
         return [root.name]
     with reading(root.shown):
-        if packing_at(root) in ("tar", *READ):
+        packing = packing_at(root)
+        if not packing:
+            raise CorpusError(
+                f"{root} is not an archive: give --source the folder that holds it, or the zip of the release"
+            )
+        if packing in ("tar", *READ):
             with open_tar(root) as stream:
                 names = [m.name for m in tar_members(stream) if m.isreg() and not m.issparse() and is_safe(m.name)]
                 stream.skip_rest()

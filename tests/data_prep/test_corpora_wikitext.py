@@ -69,6 +69,9 @@ def test_a_tar_that_is_damaged_or_none(tmp_path: Path) -> None:
     file.write_bytes(gzip.compress(WIKI.encode() * 9))
     with pytest.raises(CorpusError, match=r"w\.tar\.gz holds no tar: unpack it, and give the folder"):
         WikiText(source=str(file)).sources("test")
+    put(tmp_path, {"wiki.test.raw": WIKI})
+    with pytest.raises(CorpusError, match=r"wiki\.test\.raw is not an archive: give --source the folder that holds it"):
+        WikiText(source=str(tmp_path / "wiki.test.raw")).sources("test")
     file.write_bytes(gzip.compress(tar({"a.txt": b"a"})))
     with pytest.raises(CorpusError, match=r"w\.tar\.gz holds none of wiki\.train\.tokens"):
         WikiText(source=str(file)).sources("test")
