@@ -21,10 +21,10 @@ from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
-from recur_models.decoding import DecodingState
+from recur_models.decoding import DecodingState, begin
 from recur_models.hf_arguments import check_generation
 from recur_models.hf_config import ThroughlineConfig
-from recur_models.protocol import RecurrentModel, State, detach
+from recur_models.protocol import IncrementalDecoder, State, detach
 
 
 class RecurrentCache(Cache):
@@ -34,7 +34,7 @@ class RecurrentCache(Cache):
         super().__init__(layers=[])
         self.reading: DecodingState | None = None
         self.seen = 0
-        self.loaded = False
+        self.fits: tuple[torch.dtype, torch.device] | None = None
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that have been read, padding included."""
@@ -91,16 +91,18 @@ class RecurrentCache(Cache):
                 part, _, rest = name.partition(".")
                 parts[part][rest] = saved.get_tensor(name)
             cache.reading = DecodingState(**parts, filled_B=saved.get_tensor("filled").cpu())
-        cache.loaded = True
         return cache
 
-    def check_loaded(self, model: RecurrentModel) -> None:
-        """Raise ValueError if the State was loaded from a file, and is not one of this model's."""
-        if self.loaded and self.reading is not None:
-            expected = {name: tensor.shape[1:] for name, tensor in model.initial_state(1).items()}
-            if {name: tensor.shape[1:] for name, tensor in self.reading.state.items()} != expected:
-                raise ValueError("past_key_values was saved with another model: load it into the one that made it")
-        self.loaded = False
+    def fit(self, decoder: IncrementalDecoder, dtype: torch.dtype, device: torch.device) -> None:
+        """Move what was read to the dtype and device of the model, which may have been another one when it was read.
+
+        Raises ValueError if the State is not one of this model's.
+        """
+        if self.reading is not None and self.fits != (dtype, device):
+            expected = begin(decoder, lanes=1)
+            state = moved(self.reading.state, expected.state)
+            self.reading = replace(self.reading, state=state, block=moved(self.reading.block, expected.block))
+        self.fits = (dtype, device)
 
     def __bool__(self) -> bool:
         """True. transformers' own would be False, since it counts layers, and `cache or None` would lose the State."""
@@ -111,6 +113,14 @@ class RecurrentCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
         raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
+
+
+def moved(state: State, like: State) -> State:
+    """``state`` with the dtypes and the device of ``like``. Raises ValueError if they differ in names or sizes."""
+    shapes = [{name: tensor.shape[1:] for name, tensor in each.items()} for each in (state, like)]
+    if shapes[0] != shapes[1]:
+        raise ValueError("past_key_values was made by another model: give it to the one that made it")
+    return {name: tensor.to(like[name]) for name, tensor in state.items()}
 
 
 class RecurrentGenerationMixin(GenerationMixin):
@@ -134,13 +144,13 @@ class RecurrentGenerationMixin(GenerationMixin):
         """
         check_generation(self.config, kwargs)
         defaults = generation_config or self.generation_config
-        begin = self.config.begin_of_document_id
+        begin_id = self.config.begin_of_document_id
         suppressed = kwargs.pop("suppress_tokens", None) or getattr(defaults, "suppress_tokens", None) or ()
         if generation_config is None:
-            kwargs["suppress_tokens"] = [*suppressed, begin]
+            kwargs["suppress_tokens"] = [*suppressed, begin_id]
         else:  # transformers warns of arguments beside a config
             generation_config = copy.deepcopy(generation_config)
-            generation_config.suppress_tokens = [*suppressed, begin]
+            generation_config.suppress_tokens = [*suppressed, begin_id]
         prompt = kwargs.get("input_ids") if inputs is None else inputs
         past = kwargs.get("past_key_values")
         mask = kwargs.get("attention_mask")
@@ -152,6 +162,6 @@ class RecurrentGenerationMixin(GenerationMixin):
             )
         padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
         # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.
-        if prompt is not None and mask is None and padding in (None, begin):
+        if prompt is not None and mask is None and padding in (None, begin_id):
             kwargs["attention_mask"] = torch.ones_like(prompt)
         return super().generate(inputs, generation_config, **kwargs)  # pyrefly: ignore[bad-argument-type]

@@ -217,7 +217,7 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         if not use_cache and past_key_values is None:
             return self._whole(input_ids, mask_BT), None
         cache = RecurrentCache() if past_key_values is None else past_key_values
-        cache.check_loaded(self.model)
+        cache.fit(self.incremental_decoder, self.dtype, self.device)
         reading = cache.reading or begin(self.incremental_decoder, len(input_ids))
         if len(reading.filled_B) != len(input_ids):
             raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")

@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import GenerationConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 from transformers.utils.logging import get_logger, warning_once
 
-from recur_models import GPT2Config, LlamaConfig, Mamba2Config, ModelConfig
+from recur_models import GPT2Config, LlamaConfig, Mamba2Config, ModelConfig, VanillaConfig
 from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
@@ -129,6 +129,18 @@ def test_a_cache_is_continued_with_autocast_off_or_on(config: ModelConfig, first
 
 
 @torch.no_grad()
+def test_a_cache_is_continued_in_another_dtype(config: ModelConfig) -> None:
+    """With 9 columns and blocks of 4, the next calls read in a block that was begun, and then others."""
+    model = wrap(config)
+    ids = text(2, 23)
+    expected = model(ids, use_cache=False).logits[:, 9:]
+    cache = model(ids[:, :9], use_cache=True).past_key_values
+    model.bfloat16()
+    found = [model(part, past_key_values=cache).logits for part in (ids[:, 9:10], ids[:, 10:])]
+    torch.testing.assert_close(torch.cat(found, 1).float(), expected, rtol=0, atol=0.15 * float(expected.std()))
+
+
+@torch.no_grad()
 def test_a_cache_that_has_read_the_whole_text_is_refused(slide: Any) -> None:
     """It would read the text twice, or nothing."""
     ids = text(2, 9)
@@ -164,11 +176,12 @@ def test_a_file_that_holds_no_cache_of_this_model_is_refused(slide: Any, tmp_pat
     slide.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"model\.safetensors is no saved cache"):
         RecurrentCache.load(tmp_path / "model.safetensors")
-    deeper = wrap(SlideConfig(**{**SIZE, "layers": SIZE["layers"] + 1}))
-    deeper(text(1, 9), use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
-    loaded = RecurrentCache.load(tmp_path / "state.safetensors", torch.device("cpu"))
-    with pytest.raises(ValueError, match="was saved with another model"):
-        slide(text(1, 3), past_key_values=loaded)
+    deeper = {**SIZE, "layers": SIZE["layers"] + 1}
+    for kind in (SlideConfig, VanillaConfig):  # the State of a vanilla transformer is empty, its block is not
+        wrap(kind(**deeper))(text(1, 9), use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
+        loaded = RecurrentCache.load(tmp_path / "state.safetensors", torch.device("cpu"))
+        with pytest.raises(ValueError, match="was made by another model"):
+            wrap(kind(**SIZE))(text(1, 3), past_key_values=loaded)
 
 
 def test_a_cache_is_true_and_says_how_much_it_has_read(slide: Any) -> None:
