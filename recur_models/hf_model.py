@@ -220,7 +220,10 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
         cache.fit(self.incremental_decoder, self.dtype, self.device)
         reading = cache.reading or begin(self.incremental_decoder, len(input_ids))
         if len(reading.filled_B) != len(input_ids):
-            raise ValueError(f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given")
+            raise ValueError(
+                f"past_key_values is of {len(reading.filled_B)} lanes, but {len(input_ids)} are given: repeat its lanes with "
+                "batch_repeat_interleave, for each beam or returned sequence too, or take some with batch_select_indices"
+            )
         made, cache.reading = read(self.incremental_decoder, reading, input_ids, mask_BT, keep=keep)
         cache.seen += input_ids.shape[1]
         return made, cache if use_cache else None

@@ -411,7 +411,7 @@ def test_generation_refuses_what_the_model_cannot_return(slide: Any) -> None:
 
 def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
     cache = slide(text(2, 5)).past_key_values
-    with pytest.raises(ValueError, match="of 2 lanes, but 3"):
+    with pytest.raises(ValueError, match="of 2 lanes, but 3 are given: repeat its lanes with batch_repeat_interleave"):
         slide(text(3, 5), past_key_values=cache)
     with pytest.raises(ValueError, match="cannot be rolled back"):
         cache.crop(1)

@@ -156,6 +156,19 @@ def test_a_cache_that_has_read_the_whole_text_is_refused(slide: Any) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_return_sequences": 3, "do_sample": True}])
+def test_a_cache_is_repeated_for_beams_and_returned_sequences(slide: Any, options: dict[str, Any]) -> None:
+    ids = text(2, 9)
+    found = []
+    for cache in (None, slide(ids[:, :8]).past_key_values):
+        if cache is not None:
+            cache.batch_repeat_interleave(3)
+        torch.manual_seed(0)
+        found.append(slide.generate(ids, past_key_values=cache, max_new_tokens=3, **options))
+    assert torch.equal(*found)
+
+
+@torch.no_grad()
 def test_new_tokens_alone_continue_a_cache_with_the_mask_of_the_whole_text(slide: Any) -> None:
     ids = text(2, 9)
     expected = slide.generate(ids, max_new_tokens=3)
