@@ -316,7 +316,8 @@ class ThroughlineForCausalLM(ThroughlinePreTrainedModel, RecurrentGenerationMixi
             labels: int64 [B, T]; column t should predict the label in column t + 1, or with ``config.predicts_labels`` that in
                 column t; −100 is not scored, and neither is the first token behind padding, which no column predicts.
             past_key_values: cache from which to resume; it is changed, and is also in the output.
-            use_cache: by default as the config says, but not with labels or in training.
+            use_cache: by default as the config says, but not with labels or in training. A new cache begins at the learned first
+                State of a rec or rmt, and gives it no gradient.
             logits_to_keep: make only the logits of the last columns, 0 for all; or of the columns in a tensor (`kept_columns`).
             output_hidden_states: also return the input of each layer, the embeddings first, and of the output layer: [B, T, D]
                 each, one more than the layers that a token passes.
