@@ -30,6 +30,7 @@ from pipelines.inference.trained import TextTokenizer, Trained, device, load
 from pipelines.terminal import cli, options
 from pipelines.terminal.commands import typed
 from pipelines.terminal.output import discard, printable
+from pipelines.terminal.tables import counted
 
 if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
     import torch
@@ -65,7 +66,7 @@ class GenerateConfig:
     stop: tuple[str, ...] = field(default=(), metadata={options.TEXT: True})
     """Strings before which the text ends, such as $'\\n' in a shell; they are not written."""
     seed: int | None = None
-    """Seed of the random choices; by default a new one each time, which is printed."""
+    """Seed of the random choices; by default a new one each time, which is printed. No effect at temperature 0."""
     store: str = ""
     """Store that the run was trained on, for its tokenizer; by default the path in the run's config."""
 
@@ -197,7 +198,8 @@ def main(argv: list[str]) -> int:
     else:
         prompt_ids = trained.tokenizer.encode(prompt).tolist()
     seed = secrets.randbits(31) if config.seed is None else config.seed
-    print(f"{trained.place}: continuing {len(prompt_ids):,} tokens, seed {seed}", file=sys.stderr)
+    drawn = f", seed {seed}" if config.temperature else ""
+    print(f"{trained.place}: continuing {counted(len(prompt_ids), 'token')}{drawn}", file=sys.stderr)
     safe = printable if sys.stdout.isatty() else str
     stream = TextStream(trained.tokenizer, prompt_ids)
     stops = StopStream(config.stop)
