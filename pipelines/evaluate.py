@@ -178,18 +178,18 @@ def report(
 ) -> list[Path]:
     """Print the table, write the report, and log it. Returns the report's files."""
     by_store = {target.store.manifest.fingerprint: target for target in targets}
-    unigrams = {fingerprint: unigram_of(target) for fingerprint, target in by_store.items()}
-    unigram = unigrams[evaluations[0].store_fingerprint]
-    print_wide(evaluation_table(evaluations, unigram), 130)
+    found = {fingerprint: unigram_of(target) for fingerprint, target in by_store.items()}
+    unigrams = {fingerprint: bits for fingerprint, bits in found.items() if bits is not None}
+    print_wide(evaluation_table(evaluations, unigrams), 130)
     several = seeds_of(evaluations)
     if several:
         print_wide(several, 130)
     for evaluation in evaluations:
-        for remark in remarks(evaluation, unigrams[evaluation.store_fingerprint]):
+        for remark in remarks(evaluation, unigrams.get(evaluation.store_fingerprint)):
             print(f"{evaluation.name}: {remark}", flush=True)
     for line in leads(evaluations):
         print(line, flush=True)
-    paths = write_report(evaluations, report_folder.folder, unigram=unigram)
+    paths = write_report(evaluations, report_folder.folder, unigrams)
     report_folder.publish_report(paths, PICTURES)
     track(config, targets, evaluations, paths)
     return paths

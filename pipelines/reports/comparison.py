@@ -96,14 +96,16 @@ def notes_on(runs: Sequence[FinishedRun], metric: str) -> list[str]:
     notes = []
     unknown = [run.name for run in runs if not run.tokenizer]
     if have_several_tokenizers(runs):
-        notes.append("the runs have different tokenizers: only bits per byte can be compared")
+        notes.append(
+            "the runs have different tokenizers: only bits per byte can be compared, and only if the stores hold the same text"
+        )
     elif unknown and len(runs) > 1:
         notes.append(
             f"the tokenizer of {', '.join(unknown)} is not known: bits per token compare only if all runs have the same one"
         )
     if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
-    elif len({run.store for run in runs} - {""}) > 1:
+    elif len({run.store for run in runs} - {""}) > 1 and not have_several_tokenizers(runs):
         read = "; ".join(f"{run.name} on {run.store[:8] or 'one that is not known'}" for run in runs)
         notes.append(f"they were trained on different stores, so their text may differ: {read}")
     if metric == TRAIN:
@@ -271,20 +273,26 @@ def _label_costs(panels: Sequence[Axes], comparison: Comparison, unit: str) -> N
 
 
 def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
-    """The metric's label, and FLOPs per token and best result of the runs whose vocabulary is known, the mean of those that differ
-    in the seed alone; none of several texts.
+    """The metric's label, and FLOPs and best result of the runs whose vocabulary is known, the mean of those that differ in the
+    seed alone; none of several texts. FLOPs are per token, or per byte where the tokenizers differ.
     """
     runs = members(comparison.runs)
+    by_byte = have_several_tokenizers(comparison.runs)
     best = [
         mean(min(point.value for point in run.curve(comparison.metric)) for run in seeds) for seeds in runs.values()
     ]
     what, values = as_plotted(comparison.metric, best)
     spots = [
-        Spot(name, seeds[0].model, seeds[0].windows, seeds[0].forward_flops_per_token, value)
+        Spot(name, seeds[0].model, seeds[0].windows, flops * (tokens_per_byte(seeds[0]) if by_byte else 1), value)
         for (name, seeds), value in zip(runs.items(), values, strict=True)
-        if seeds[0].forward_flops_per_token
+        if (flops := seeds[0].forward_flops_per_token)
     ]
     return what, spots if comparison.of_one_text else []
+
+
+def tokens_per_byte(run: FinishedRun) -> float:
+    """Tokens of the run's tokenizer in a byte of the text that it was last validated on."""
+    return run.curve(BYTE)[-1].value / run.curve(TOKEN)[-1].value
 
 
 PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
@@ -292,15 +300,16 @@ PICTURES = ("comparison.png", "frontier.png", "cumulative.png")
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write comparison.csv and comparison.png; frontier.png if all are on one text and a token does not cost all the same;
+    """Write comparison.csv and comparison.png; frontier.png if all are on one text and it does not cost all the same;
     cumulative.png if all were evaluated on one text. Returns their paths."""
     what, spots = spots_of(comparison)
+    unit = "byte" if have_several_tokenizers(comparison.runs) else "token"
     found = [kept_evaluation(run.folder, run.config_hash, run.seed) if run.folder else None for run in comparison.runs]
     evaluations = [evaluation for evaluation in found if evaluation]
     whole = len(evaluations) == len(found) and of_one_text(evaluations)
     return [
         write_csv(rows(comparison), folder / "comparison.csv"),
         plot_comparison(comparison, folder / "comparison.png"),
-        *plot_frontier(spots, what, "FLOPs of the forward pass per token", folder / "frontier.png"),
+        *plot_frontier(spots, what, f"FLOPs of the forward pass per {unit}", folder / "frontier.png"),
         *([plot_cumulative(evaluations, folder / "cumulative.png")] if whole else []),
     ]

@@ -1,7 +1,7 @@
 """An evaluation's table and figures. Plain files in, plain files out: no torch, no mlflow.
 
-paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), unigram=4.1)    # report.json, table.csv, pictures
-Console(markup=False).print(evaluation_table(evaluations, unigram=4.1))
+paths = write_report(evaluations, Path("runs/reports/rec-vs-slide"), {"f1e793…": 4.1})    # report.json, table.csv, pictures
+Console(markup=False).print(evaluation_table(evaluations, {"f1e793…": 4.1}))
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
@@ -29,8 +30,11 @@ from pipelines.tracking.metrics import METRICS, further
 from pipelines.tracking.score import Evaluation, Score
 
 
-def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = None) -> list[dict[str, Any]]:
-    """One row for each evaluation, in their order, then the unigram reference (bits per byte) if given.
+def evaluation_rows(
+    evaluations: Sequence[Evaluation], unigrams: Mapping[str, float] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """One row for each evaluation, in their order, then one for the unigram reference of each store, as far as it is given: bits
+    per byte by the store's fingerprint.
 
     Values that do not apply are None: cleared metrics of a model without that State, bytes and words of clipped documents.
     """
@@ -59,16 +63,18 @@ def evaluation_rows(evaluations: Sequence[Evaluation], unigram: float | None = N
             if labelled:
                 row[f"{what}_error_rate"] = cleared.error_rate if cleared else math.nan
         rows.append(finite(row))
-    if unigram is not None:
-        rows.append({**dict.fromkeys(rows[0]), "name": "unigram", "split": rows[0]["split"], "bits_per_byte": unigram})
+    for fingerprint, bits in unigrams.items():
+        first = next(e for e in evaluations if e.store_fingerprint == fingerprint)
+        name = "unigram" if of_one_text(evaluations) else f"unigram ({first.name}'s store)"
+        rows.append({**dict.fromkeys(rows[0]), "name": name, "split": first.split, "bits_per_byte": bits})
     return rows
 
 
-def evaluation_table(evaluations: Sequence[Evaluation], unigram: float | None = None) -> Table:
+def evaluation_table(evaluations: Sequence[Evaluation], unigrams: Mapping[str, float] = MappingProxyType({})) -> Table:
     """The rows for a terminal. If all evaluations are on one text, the best values are bold; those per token only if the tokens
     are the same.
     """
-    rows = [_shown(row) for row in evaluation_rows(evaluations, unigram)]
+    rows = [_shown(row) for row in evaluation_rows(evaluations, unigrams)]
     known = {key for row in rows for key, value in row.items() if value is not None}
     title = None
     if len({e.split for e in evaluations}) == 1:
@@ -155,26 +161,24 @@ PICTURES = ("cumulative.png", "errors.png", "worth.png", "frontier.png")
 """All pictures of `write_report`. Some of them are not made for every set of evaluations."""
 
 
-def write_report(evaluations: Sequence[Evaluation], folder: Path, unigram: float | None = None) -> list[Path]:
+def write_report(
+    evaluations: Sequence[Evaluation], folder: Path, unigrams: Mapping[str, float] = MappingProxyType({})
+) -> list[Path]:
     """Write report.json (every metric, by position too) and table.csv, and the pictures that apply. These are cumulative.png for
     one text, worth.png if there is something to compare, errors.png for labelled splits, and frontier.png if costs differ. Each is
     written atomically. Returns their paths.
     """
-    rows = evaluation_rows(evaluations, unigram)
+    rows = evaluation_rows(evaluations, unigrams)
     seeds = over_seeds(evaluations, rows, list(SEEDS))
-    values = {
-        "unigram_bits_per_byte": unigram,
-        "table": rows,
-        "seeds": seeds,
-        "evaluations": [asdict(e) for e in evaluations],
-    }
+    values = {"table": rows, "seeds": seeds, "evaluations": [asdict(e) for e in evaluations]}
     table = write_csv(rows, folder / "table.csv")
     report = save(folder / "report.json", (json.dumps(values, allow_nan=False) + "\n").encode())
     cumulative = [plot_cumulative(evaluations, folder / "cumulative.png")] if of_one_text(evaluations) else []
     errors = [plot_errors(evaluations, folder / "errors.png")] if is_labelled(evaluations) else []
     worth = plot_worth(evaluations, folder / "worth.png")
     what, spots = spots_of(evaluations)
-    costs = plot_frontier(spots, what, "FLOPs of the forward pass per token", folder / "frontier.png")
+    unit = "token" if of_one_text(evaluations) else "byte"
+    costs = plot_frontier(spots, what, f"FLOPs of the forward pass per {unit}", folder / "frontier.png")
     return [report, table, *cumulative, *worth, *errors, *costs]
 
 
@@ -213,7 +217,7 @@ def kept_evaluation(run: Path, config_hash: str, seed: int | None) -> Evaluation
 
 def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
     """Cost and result of each evaluation on one text, the mean of those that differ in the seed alone: word perplexity if it is
-    known, else perplexity per token of one text.
+    known, else perplexity per token of one text. The cost is in FLOPs per token, or per byte where the tokens differ.
     """
     by_word = all(math.isfinite(e.carried.word_perplexity) for e in evaluations)
     spots = []
@@ -221,6 +225,7 @@ def spots_of(evaluations: Sequence[Evaluation]) -> tuple[str, list[Spot]]:
         value = mean(e.carried.word_perplexity if by_word else e.carried.perplexity for e in seeds)
         first = seeds[0]
         if first.flops_per_token is not None:
-            spots.append(Spot(name, first.model, first.windows, first.flops_per_token, value))
+            tokens = 1.0 if of_one_text(evaluations) else first.carried.tokens / (first.carried.bytes or math.inf)
+            spots.append(Spot(name, first.model, first.windows, tokens * first.flops_per_token, value))
     alike = len({e.text for e in evaluations}) == 1 if by_word else of_one_text(evaluations)
     return f"perplexity per {'word' if by_word else 'token'}", spots if alike else []

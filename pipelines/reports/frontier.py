@@ -1,4 +1,5 @@
-"""Draws results over their cost: over FLOPs per token with the Pareto frontier, and over the window if runs differ in it.
+"""Draws results over their cost: over FLOPs per token (with several tokenizers: per byte) with the Pareto frontier, and over the
+window if runs differ in it.
 
     plot_frontier(spots, "validation perplexity", "FLOPs of the forward pass per token", Path("frontier.png"))
 
@@ -39,7 +40,7 @@ class Spot:
     windows: Mapping[str, int]
     """The `window` that the model's attention sees, and its `overlap`, if it has them."""
     flops: float
-    """FLOPs for one token."""
+    """FLOPs for one token or one byte."""
     value: float
 
 
@@ -105,7 +106,7 @@ def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
 
 
 def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -> list[Path]:
-    """Plot the metric (label ``what``) over FLOPs per token (label ``of_flops``), and over the window if there are several. Returns
+    """Plot the metric (label ``what``) over FLOPs (label ``of_flops``), and over the window if there are several. Returns
     its file, and none if the costs differ by less than `LEAST_DIFFERENCE`.
     """
     flops = [spot.flops for spot in spots]
@@ -140,5 +141,5 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
     for axes in panels:
         axes.grid(alpha=0.25, which="both" if axes is panels[0] else "major")
     panels[-1].legend(handles=handles, fontsize=8, framealpha=0.9)
-    figure.suptitle(f"{what} by what a token costs; lower is better", fontsize=11)
+    figure.suptitle(f"{what} by what it costs; lower is better", fontsize=11)
     return [save_figure(figure, path)]

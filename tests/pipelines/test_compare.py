@@ -110,7 +110,10 @@ def test_seeds_of_one_thing_are_one_curve_with_a_band(tmp_path: Path) -> None:
 def test_different_tokenizers_compare_in_bits_per_byte_alone() -> None:
     comparison = compare([run(token=[5.0], byte=[2.0]), run("b", "two", token=[3.0], byte=[2.5])])
     assert comparison.metric == BYTE and "only bits per byte" in comparison.notes[0]
-    assert "best_bits_per_token" not in rows(comparison)[0]
+    assert "best_bits_per_token" not in rows(comparison)[0] and len(comparison.notes) == 1
+    known = [replace(each, forward_flops_per_token=1e6, store=each.name) for each in comparison.runs]
+    assert [spot.flops for spot in spots_of(compare(known))[1]] == pytest.approx([4e5, 1e6 * 2.5 / 3])  # per byte
+    assert [spot.flops for spot in spots_of(compare(known[:1]))[1]] == [1e6]
     with pytest.raises(ValueError, match=r"b has no validation/bits_per_byte"):
         compare([run(token=[5.0], byte=[2.0]), run("b", "two", token=[3.0])])
 

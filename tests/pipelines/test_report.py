@@ -35,6 +35,8 @@ from pipelines.terminal.output import pass_progress
 from pipelines.tracking.score import Evaluation, Score
 from tests.small_evaluations import BIT, REC, SLIDE, score
 
+UNIGRAM = {REC.store_fingerprint: 5.5}
+
 
 def printed(table: Table) -> str:
     console = Console(file=StringIO(), width=160, force_terminal=True, color_system="standard", markup=False)
@@ -52,7 +54,7 @@ def test_a_word_perplexity_of_millions_is_three_digits() -> None:
 
 
 def test_rows_are_what_the_hand_computes() -> None:
-    rec, slide, unigram = evaluation_rows([REC, SLIDE], unigram=5.5)
+    rec, slide, unigram = evaluation_rows([REC, SLIDE], UNIGRAM)
     assert rec["bits_per_token"] == pytest.approx(88 / 20)
     assert rec["bits_per_byte"] == pytest.approx(88 / 40)
     assert rec["word_perplexity"] == pytest.approx(2 ** (88 / 5))
@@ -66,7 +68,7 @@ def test_rows_are_what_the_hand_computes() -> None:
 
 
 def test_the_best_is_bold_and_the_reference_is_there() -> None:
-    text = printed(evaluation_table([REC, SLIDE], unigram=5.5))
+    text = printed(evaluation_table([REC, SLIDE], UNIGRAM))
     assert "\x1b[1m2.2000" in text and "\x1b[1m2.4000" not in text and "2.4000" in text
     assert "2.6000 (+0.4000)" in text and "3.0000 (+0.8000)" in text
     assert "demo-rec (rec)" in text and "unigram" in text and "5.5000" in text
@@ -125,10 +127,10 @@ def test_long_names_are_cut_where_they_stay_apart() -> None:
 def test_a_report_is_written_whole(tmp_path: Path) -> None:
     folder = tmp_path / "reports" / "both"
     write_report([SLIDE], folder)
-    paths = write_report([REC, SLIDE], folder, unigram=5.5)  # over the first
+    paths = write_report([REC, SLIDE], folder, UNIGRAM)  # over the first
     assert sorted(path.name for path in paths) == sorted(path.name for path in folder.iterdir())
     values = json.loads((folder / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
-    assert values["unigram_bits_per_byte"] == 5.5
+    assert values["table"][2]["bits_per_byte"] == 5.5
     assert values["evaluations"][0]["carried"]["bucket_tokens"] == [8, 8, 4]
     assert values["evaluations"][1]["cleared_states"] is None
     with open(folder / "table.csv", newline="") as file:
@@ -153,9 +155,13 @@ def test_a_model_with_larger_blocks_ends_at_its_own_total() -> None:
     assert more_SP[0, -1] == pytest.approx(1.0)
 
 
-def test_the_unigram_reference_names_its_text() -> None:
-    rows = evaluation_rows([REC, replace(SLIDE, split="other/test")], 4.1)
-    assert rows[-1]["split"] == REC.split
+def test_each_store_has_its_own_unigram_reference() -> None:
+    other = replace(SLIDE, split="other/test", store_fingerprint="e" * 32)
+    rows = evaluation_rows([REC, other], {other.store_fingerprint: 4.1, **UNIGRAM})
+    assert [(row["name"], row["split"], row["bits_per_byte"]) for row in rows[2:]] == [
+        ("unigram (slide's store)", "other/test", 4.1),
+        ("unigram (demo-rec's store)", REC.split, 5.5),
+    ]
 
 
 def test_the_picture_of_what_state_is_worth_needs_something_to_set_beside_the_best(tmp_path: Path) -> None:
@@ -206,6 +212,9 @@ def test_metrics_by_token_of_other_tokens_are_not_set_beside_each_other(tmp_path
     )
     names = {path.name for path in write_report([replace(REC, flops_per_token=1.0), other], tmp_path)}
     assert "cumulative.png" not in names and spots_of([REC, other])[0] == "perplexity per word"
+    (spot,) = spots_of([REC, other])[1]
+    assert spot.flops == 2.0 * 20 / 40  # per byte
+    assert spots_of([REC, alike])[1][0].flops == 2.0
     wordless = [replace(e, flops_per_token=1.0, carried=replace(e.carried, words=0)) for e in (REC, other)]
     assert spots_of(wordless) == ("perplexity per token", [])
 
