@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
     trained_length = data["segment_length"] or -(-SEGMENT // model.block) * model.block
     longest = int((texts.lengths + texts.before).max())
     segment_length = useful_segment_length(config.segment_length, trained_length, longest, model.block)
-    counts = f"{counted(len(texts.ids), 'document')}, {int(texts.lengths.sum()):,} tokens"
+    counts = f"{counted(len(texts.ids), 'document')}, {counted(int(texts.lengths.sum()), 'token')}"
     print(f"embedding {counts} with {cli.shown(trained.place)}", flush=True)
     with pass_progress("embedding") as update, file_lock(output, "another pipelines.embed"):
         shards = [

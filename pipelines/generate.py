@@ -227,7 +227,8 @@ def main(argv: list[str]) -> int:
         print(ended, file=sys.stderr)
         return status
     rate = (count - 1) / max(time.monotonic() - first, 1e-9)
-    print(f"text read in {first - began:.1f} s, then {rate:.0f} tokens/s", file=sys.stderr)
+    wrote = f", then {rate:.0f} tokens/s" if count > 1 else ""
+    print(f"text read in {first - began:.1f} s{wrote}", file=sys.stderr)
     return status
 
 

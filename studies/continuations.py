@@ -31,6 +31,7 @@ from pipelines.inference.trained import device, find_model, model_of, open_split
 from pipelines.reports.index import refresh_index
 from pipelines.terminal import cli
 from pipelines.terminal.output import print_wide
+from pipelines.terminal.tables import counted
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.continuations_report import Passage, continuations_table, summary, write_continuations
@@ -82,7 +83,7 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
     if not len(documents):
         needed = least * block + config.new_tokens - 1
         raise UserError(
-            f"no document of the split has {needed:,} tokens, for {least} blocks of {block} and a continuation of "
+            f"no document of the split has {needed:,} tokens, for {counted(least, 'block')} of {block} and a continuation of "
             f"{config.new_tokens}: the longest has {lengths.max(initial=0):,}; ask for less with --blocks or --new-tokens"
         )
     drawn = np.random.default_rng(config.seed)

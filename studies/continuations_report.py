@@ -17,6 +17,7 @@ from common.errors import UserError
 from common.files import parse_json
 from pipelines.reports.files import save
 from pipelines.terminal.output import printable
+from pipelines.terminal.tables import counted
 
 SHOWN = 400
 """Number of a context's last characters that are shown; the JSON has all characters."""
@@ -58,7 +59,7 @@ def summary(passages: Sequence[Passage]) -> str:
     same = sum(p.seen == p.unseen for p in passages)
     return (
         f"The texts' own continuations have {seen:.4f} bits per token with the recurrent State and {unseen:.4f} without; in {same} "
-        f"of {len(passages)} places the model writes the same with it and without."
+        f"of {counted(len(passages), 'place')} the model writes the same with it and without."
     )
 
 

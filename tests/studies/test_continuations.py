@@ -21,7 +21,7 @@ from pipelines.inference.trained import load
 from recur_models import GPT2RecConfig, RecurrentModel, clear
 from studies import continuations
 from studies.continuations import ContinuationsConfig, choose_places
-from studies.continuations_report import Passage, continuations_table
+from studies.continuations_report import Passage, continuations_table, summary
 from studies.greedy_continuation import continue_passage, without_window
 from tests.mlflow_server import Server
 
@@ -162,10 +162,18 @@ def test_places_are_block_starts_with_room_before_and_behind() -> None:
     assert all(len(choose_places(np.array([130]), 8, replace(config, places=8, seed=seed))) == 8 for seed in range(4))
 
 
+def test_a_single_place_is_counted_as_one() -> None:
+    passage = Passage("a", 1, "", "", "same", "same", 1.0, 2.0)
+    assert summary([passage]).endswith("in 1 of 1 place the model writes the same with it and without.")
+    assert "in 2 of 2 places" in summary([passage, passage])
+
+
 def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_model: Callable[..., Path]) -> None:
     run = str(train("--steps", "1"))
     with pytest.raises(UserError, match=r"no document of the split has 2,007 tokens, .* --blocks or --new-tokens"):
         continuations.main([run, "--new-tokens", "2000", *QUIET])
+    with pytest.raises(UserError, match="for 1 block of 8 and a continuation of 2000"):
+        continuations.main([run, "--new-tokens", "2000", "--blocks", "1", *QUIET])
     with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
         continuations.main([run, "--output", f"{run}/config.json", *QUIET])
     with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
