@@ -39,6 +39,7 @@ from pipelines.sweeps.tuner import fit
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
+from pipelines.tracking.mlflow_run import Status
 from pipelines.training.beginning import check_same_model, open_initial, other_tokenizer
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import fields
@@ -111,14 +112,14 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
     stop.clear()
     tracking = SweepTracking(sweep, command)
     record.on_end = tracking.end
-    status = "FAILED"
+    status: Status = "FAILED"
     try:
         tracking.log_missing_ends()
         over = sum(trial.over for trial in sweep.trials.values())
         count = config.num_samples if config.suggested else len(sweep.trials)
         begun = f", {over} of them over" if over else ""
         print(f"  trials  {count}{begun}\n  into    {sweep.shown}", flush=True)
-        with stop.on_signals(), ended_without_ray(sweep):
+        with stop.on_signals(), ended_without_ray(record, tracking, stop):
             grid = fit(record, domains, tracking, capacity, stop)
         status = "KILLED" if stop.asked() else "FINISHED"
     except Exception as error:
@@ -126,12 +127,8 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
         raise
     finally:
         try:
-            record.settle()
-            best = sweep.best()
-            if best:
-                write_best(sweep, best)
-        finally:  # also if the disk is full
-            tracking.close(status)
+            close(record, tracking, status)
+        finally:
             asked = stop.asked()
             stop.clear()
     if asked:
@@ -140,8 +137,19 @@ def run_trials(record: SweepRecord, domains: dict[str, Any], capacity: TrialCapa
     return Done(conclude(sweep, record.budget.spent()), sweep, grid)
 
 
+def close(record: SweepRecord, tracking: SweepTracking, status: Status) -> None:
+    """Write down what the sweep has found, and end its run in MLflow."""
+    try:
+        record.settle()
+        best = record.sweep.best()
+        if best:
+            write_best(record.sweep, best)
+    finally:  # also if the disk is full
+        tracking.close(status)
+
+
 @contextlib.contextmanager
-def ended_without_ray(sweep: Sweep) -> Iterator[None]:
+def ended_without_ray(record: SweepRecord, tracking: SweepTracking, stop: Stop) -> Iterator[None]:
     """While the block runs, end this process where Ray itself has died. Tune would stand still, until Ray ends the process after a
     minute.
     """
@@ -152,7 +160,11 @@ def ended_without_ray(sweep: Sweep) -> Iterator[None]:
             try:
                 ray_watch.check()
             except ray_session.RayLost as lost:
-                ray_session.end_process(lost, f"the sweep is in {sweep.shown}", "resumes there")
+                try:
+                    tracking.fail(lost)
+                    close(record, tracking, "KILLED" if stop.asked() else "FAILED")
+                finally:
+                    ray_session.end_process(lost, f"the sweep is in {record.sweep.shown}", "resumes there")
 
     with in_background(look, "ray watch"):
         yield

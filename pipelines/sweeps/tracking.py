@@ -28,6 +28,7 @@ from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
 from pipelines.tracking.identity import FAILURE, TAG_LENGTH
 from pipelines.tracking.metrics_file import read_records
+from pipelines.tracking.mlflow_run import Status
 from pipelines.training.worker import start_tracker
 
 STATUSES: dict[str, Any] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -129,7 +130,7 @@ class SweepTracking:
         """Note what ended the sweep."""
         self._tracker.set_tag(FAILURE, first_cause(error, most=TAG_LENGTH))
 
-    def close(self, status: Any) -> None:
+    def close(self, status: Status) -> None:
         self._pool.shutdown()
         if self._sweep.trials:
             self._report(final=True)

@@ -115,8 +115,10 @@ def check_mlflow(sweep: Path, ended: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.long
 def test_a_ray_that_has_died_is_reported(command: Command, tmp_path: Path) -> None:
-    """Ray alone would end the command after a minute, without a word on what to do."""
-    words = [*command("optim.lr=1e-3,2e-3", "--num-cpus", "1", "--steps", "100000", "--validate-every", "10")]
+    """Ray alone would end the command after a minute, without a word on what to do, and leave the sweep running in MLflow."""
+    from mlflow import MlflowClient
+
+    words = command("optim.lr=1e-3,2e-3", "--num-cpus", "1", "--steps", "100000", "--validate-every", "10", *TRACKED)
     tuning = subprocess.Popen(
         [sys.executable, "-m", "pipelines.tune", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -134,6 +136,11 @@ def test_a_ray_that_has_died_is_reported(command: Command, tmp_path: Path) -> No
     assert "/runs/sweep: start Ray again where it is a cluster's (`ray up`), and repeat the command, which" in printed
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
+    saved = json.loads((tmp_path / "runs" / "sweep" / "mlflow_run.json").read_text())
+    parent = MlflowClient(saved["uri"]).get_run(saved["run_id"])
+    assert parent.info.status == "FAILED"
+    assert "Ray's head" in parent.data.tags[FAILURE]
+    assert trials(tmp_path)[0]["status"] == "pending"
 
 
 @pytest.mark.long
