@@ -10,7 +10,7 @@ import contextlib
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.tracking import SweepTracking
 from pipelines.sweeps.tuner import fit
+from pipelines.sweeps.values import fitting
 from pipelines.terminal import cli
 from pipelines.terminal.tables import counted
 from pipelines.tracking.client import check_tracking
@@ -43,6 +44,7 @@ from pipelines.tracking.mlflow_run import Status
 from pipelines.training.beginning import check_same_model, open_initial, other_tokenizer
 from pipelines.training.stopping import STOPPED_STATUS, Stop
 from tune_spaces import fields
+from tune_spaces.drawing import expand, listed_or_ends
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         )
         planned = open_or_plan(sweep, domains)  # raises its errors before Ray starts
         if not planned:
-            check_initial(sweep, run, store)
+            check_initial(sweep, domains, run, store)
             complaint = other_tokenizer(run.model, store)
             if complaint:
                 print(f"  warning {complaint}", flush=True)
@@ -90,12 +92,16 @@ def begin_or_resume(config: SweepConfig, domains: dict[str, Any], words: Sequenc
         return run_trials(SweepRecord(sweep), domains, capacity, command)
 
 
-def check_initial(sweep: Sweep, run: TrainConfig, store: SegmentStore) -> None:
-    """Raise UserError where the preset or a planned trial could not begin with the weights of `initial_weights`."""
+def check_initial(sweep: Sweep, domains: Mapping[str, Any], run: TrainConfig, store: SegmentStore) -> None:
+    """Raise UserError where the preset or a trial could not begin with the weights of `initial_weights`."""
     initial = open_initial(run, store)
     if initial is None:
         return
-    for trial in sweep.trials.values():
+    trials = list(sweep.trials.values())
+    if sweep.config.suggested:  # a searcher may choose each of these
+        values = [expand({key: value}) for key, domain in domains.items() for value in listed_or_ends(domain)]
+        trials += [Trial("", dict(each)) for each in fitting(values, sweep.config.run_with)]
+    for trial in trials:
         try:
             check_same_model(initial, sweep.run_of(trial).model)
         except UserError as error:

@@ -242,10 +242,11 @@ def test_a_sweep_varies_no_field_that_its_initial_weights_decide(
 ) -> None:
     words = ["--preset", *killing.MODELS["slide"], *killing.TINY, *QUIET, "--data.store", str(store)]
     words += ["--root", str(tmp_path / "sweeps"), "--initial-weights", str(exported()), "--dry-run"]
-    with pytest.raises(
-        UserError, match=r"model\.heads=2,4 cannot be searched with heads 4: .* model\.heads 2, and this"
-    ):
-        tune.main(["model.heads=2,4", "--search", "grid", *words])
+    for search in ("grid", "optuna"):
+        with pytest.raises(
+            UserError, match=r"model\.heads=2,4 cannot be searched with heads 4: .* model\.heads 2, and this"
+        ):
+            tune.main(["model.heads=2,4", "--search", search, *words])
     with pytest.raises(SystemExit):
         tune.main(["model.dropout=0.1,0.3", "--search", "grid", *words])
 
