@@ -155,10 +155,14 @@ class TrainConfig:
         values = dataclasses.asdict(self)
         known = [*flatten(values), "model.name", "store"]
         parts = [key for key, value in values.items() if isinstance(value, dict)]
-        for given in self.allow_change:
-            name = given.replace("-", "_")
+        for name in self.allowed:
             if name not in known and name not in parts:
-                raise UserError(f"allow_change has {given!r}, which is no field of a run: {nearest(name, known)}")
+                raise UserError(f"allow_change has {name!r}, which is no field of a run: {nearest(name, known)}")
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """The fields of `allow_change` by their names, which may be written as options are: data.segment-length."""
+        return tuple(given.replace("-", "_") for given in self.allow_change)
 
     def located(self) -> TrainConfig:
         """The same run with absolute paths and with the environment's settings, since workers have another folder and environment.
@@ -264,8 +268,7 @@ CHANGEABLE_ON_RESUME = (
 
 def may_change(field: str, allowed: tuple[str, ...] = ()) -> bool:
     """Whether this dotted field may differ when a run is resumed."""
-    names = (*CHANGEABLE_ON_RESUME, *(each.replace("-", "_") for each in allowed))  # as in --data.segment-length
-    return any(field == name or field.startswith(name + ".") for name in names)
+    return any(field == name or field.startswith(name + ".") for name in (*CHANGEABLE_ON_RESUME, *allowed))
 
 
 def config_hash_without_seed(values: dict[str, Any]) -> str:
@@ -308,7 +311,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
     new = flatten(to_json(config))
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     # Checkpoints ranked by two metrics cannot be compared.
-    refused = [key for key in changed if key == "checkpoint.best_by" or not may_change(key, config.allow_change)]
+    refused = [key for key in changed if key == "checkpoint.best_by" or not may_change(key, config.allowed)]
     if not refused:
         return
     never = [key for key in ("model.name", "checkpoint.best_by") if key in refused][:1]
@@ -319,7 +322,7 @@ def check_resumable(before: dict[str, Any], config: TrainConfig, place: object) 
         says, back = new.get(keys[0]), old.get(keys[0])
     remedy = f"return to {back} or choose another --run"
     if not never:
-        remedy += f", or add --allow-change {' '.join((*config.allow_change, *keys))}"
+        remedy += f", or add --allow-change {' '.join((*config.allowed, *keys))}"
         if any(key.startswith("model.") for key in keys):
             remedy += ", which helps where the weights fit"
     raise UserError(f"{place} was trained with {stood}, and this command says {says}: {remedy}")

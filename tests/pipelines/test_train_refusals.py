@@ -282,7 +282,7 @@ class TestRefusals:
         ):
             train(*wild)
         train("--steps", "5", "--validate-every", "0", name="begun")
-        allowed = ("--allow-change", "steps", "optim.lr", "optim.max_grad_norm")
+        allowed = ("--allow-change", "steps", "optim.lr", "optim.max-grad-norm")
         with pytest.raises(UserError, match=r"the loss became .* resumes from the checkpoint of step 5$"):
             train(*wild, *allowed, name="begun")
 
