@@ -6,7 +6,8 @@
         machines.stop(1); machines.start(1)      # a power cut: every process on it is killed; and back again
 
 Needs root, iproute2, util-linux, openssh-server and rsync (`missing` says what is not there). File systems are those of this
-machine, but for /tmp/ray, the home and /etc/passwd. Nothing of it reaches beyond this machine.
+machine, but for /tmp/ray, the home and /etc/passwd. Nothing of it reaches beyond this machine. If the test is
+killed, its machines end with it; their namespaces and the bridge stay until the next test.
 """
 
 from __future__ import annotations
@@ -122,9 +123,10 @@ class Machines:
             script,
         ]
         environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+        tied = ["setpriv", "--pdeathsig", "KILL"]  # a test that is killed leaves no machine running
         with open(self.folder / f"sshd{i + 1}.log", "ab") as log:
             self._outer[i] = subprocess.Popen(
-                ["ip", "netns", "exec", self.space(i), *inside],
+                [*tied, "ip", "netns", "exec", self.space(i), *inside],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
