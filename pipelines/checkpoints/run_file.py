@@ -17,20 +17,24 @@ from common.places import Place
 from common.uris import is_uri
 from pipelines.checkpoints.exported import Exported, check_is_ours, is_exported
 from pipelines.checkpoints.nearby import remedy_near
+from pipelines.checkpoints.run_folder import is_sweep, root_of
 from pipelines.config.parts import DataConfig
 from pipelines.config.run import TrainConfig, is_run
 from recur_models import model_from_json
 
 ALWAYS = ("run", "model", "data", "optim", "schedule", "checkpoint", "tracking", "placement")
 """What the config of every release's runs has. A field that is missing otherwise came later, and has its default."""
+BEST = "-best"
+"""The end of the name of the run in a best.json, after the sweep's."""
 
 
 def presets_with(presets: Mapping[str, TrainConfig], argv: Sequence[str]) -> Mapping[str, TrainConfig]:
     """The presets, and the run that the command line names in place of one. It may name a sweep's best.json, a run's config.json,
     or an exported folder, with whose model and weights a run begins.
 
-    A config.json in a run's folder stands for the run in that folder, even if the folder was copied or moved. A run with another
-    name (`--run`) no longer belongs to the sweep of which the file's run is a trial.
+    A config.json in a run's folder stands for the run in that folder, even if the folder was copied or moved. The run of a sweep's
+    best.json begins beside the sweep. A run with another name (`--run`) no longer belongs to the sweep of which the file's run is
+    a trial.
 
     Raises UserError naming what this version does not know.
     """
@@ -154,8 +158,12 @@ def run_from_json(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def in_its_folder(config: TrainConfig, file: Place) -> TrainConfig:
-    """The run, with the name and root that follow from the place of its config.json, if that is in a run's folder."""
+    """The run, with the name and root that follow from the place of its config.json, if that is in a run's folder; with the root
+    that follows from the place of a sweep's best.json.
+    """
     folder = file.parent
+    if file.name == "best.json" and is_sweep(folder):
+        return dataclasses.replace(config, root=root_of(folder, config.run.removesuffix(BEST)).text)
     if file.name != "config.json" or not (folder / "checkpoints").is_dir():
         return config
     noted = config.run.split("/")

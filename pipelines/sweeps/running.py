@@ -22,6 +22,7 @@ from common.credentials import without_credentials
 from common.errors import UserError
 from common.lock import file_lock
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.run_file import BEST
 from pipelines.checkpoints.run_folder import root_of
 from pipelines.cluster import ray_session
 from pipelines.config.dotted import options
@@ -179,8 +180,9 @@ def ended_without_ray(record: SweepRecord, tracking: SweepTracking, stop: Stop) 
 def write_best(sweep: Sweep, best: Trial) -> None:
     """best.json: the best trial so far, as a preset, and the command that trains it again."""
     trial = sweep.run_of(best)
-    name = f"{sweep.config.train.run}-best"
-    run = replace(trial, run=name, allow_change=(), tracking=replace(trial.tracking, parent=""))
+    run = replace(
+        trial, run=sweep.config.train.run + BEST, allow_change=(), tracking=replace(trial.tracking, parent="")
+    )
     preset = best.values.get("preset", sweep.config.preset)
     changed = options(replace(run, root=cli.shown(run.root) or "."), replace(PRESETS[preset], run=""))
     values = {

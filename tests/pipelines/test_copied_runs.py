@@ -350,3 +350,14 @@ def test_a_config_in_a_runs_folder_is_of_the_run_in_that_folder(
     assert presets_with(PRESETS, [str(file), "--run", "new"])[str(file)].tracking.parent == ""
     (tmp_path / copy / "checkpoints").rmdir()  # a file that was put somewhere, in place of a preset
     assert presets_with(PRESETS, [str(file)])[str(file)] == config
+
+
+@pytest.mark.parametrize(("sweep", "copy"), [("lr", "lr"), ("lr", "renamed"), ("group/lr", "group/lr")])
+def test_the_best_run_of_a_sweep_that_was_moved_begins_beside_it(tmp_path: Path, sweep: str, copy: str) -> None:
+    config = replace(PRESETS["small-rec"], run=f"{sweep}-best", root=str(tmp_path / "runs"))
+    file = tmp_path / "elsewhere" / copy / "best.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"trial": "003", "config": to_json(config)}))
+    assert presets_with(PRESETS, [str(file)])[str(file)] == config  # a file that was put somewhere
+    (file.parent / "sweep.json").write_text("{}")
+    assert presets_with(PRESETS, [str(file)])[str(file)] == replace(config, root=str(tmp_path / "elsewhere"))
