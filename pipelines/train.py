@@ -69,10 +69,11 @@ def main(argv: list[str]) -> int:
                 complete(config, run.train_store, run.resume)
         print(f"nothing to do: {_shown(config)} has been trained to step {run.resume.step:,}\n{_next(config)}")
         return 0
+    stop = Stop(run_folder.place)
     try:
         with file_lock(run_folder.folder, "another training run"):
             remove_temporary(Place.parse(run_folder.folder))
-            train_with_progress(config, run)
+            train_with_progress(config, run, stop)
     except Stopped as stopped:
         saved = f"after step {stopped.step:,} of {config.steps:,}, which is saved: the same command resumes there"
         print(f"stopped {saved if stopped.step else 'before any step was saved: the same command begins anew'}")
@@ -80,17 +81,15 @@ def main(argv: list[str]) -> int:
     except RayLost as lost:
         from pipelines.cluster import elastic
 
-        elastic.end_without_ray(config, lost)
+        elastic.end_without_ray(config, lost, stop.signalled)
     print(f"trained {config.run} ({short(parameters)} parameters) to step {config.steps:,}\n{_next(config)}")
     return 0
 
 
-def train_with_progress(config: TrainConfig, run: TrainInputs) -> None:
+def train_with_progress(config: TrainConfig, run: TrainInputs, stop: Stop) -> None:
     """Train in this process or on Ray, showing progress."""
-    run_folder = RunFolder.of(config)
-    stop = Stop(run_folder.place)
     stop.clear()
-    with show_progress(run_folder.place, run.first_step, config.steps):
+    with show_progress(RunFolder.of(config).place, run.first_step, config.steps):
         try:
             if config.num_workers == 0:
                 train_here(config, stop)

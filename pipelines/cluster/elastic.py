@@ -265,10 +265,10 @@ def why(run: RunFolder, error: BaseException) -> str:
     return f"a worker died ({first_line(error)})"
 
 
-def end_without_ray(config: TrainConfig, lost: ray_session.RayLost) -> NoReturn:
+def end_without_ray(config: TrainConfig, lost: ray_session.RayLost, asked_to_stop: bool) -> NoReturn:
     """Print what to do when Ray itself has died, and end this process."""
     run = RunFolder.of(config)
     step = run.newest_step()
     saved = f"is saved at least up to step {step:,}" if step else "has no checkpoint yet"
     then = "resumes there" if step else "begins anew"
-    ray_session.end_process(lost, f"{cli.shown(run.place.recorded)} {saved}", then)
+    ray_session.end_process(lost, f"{cli.shown(run.place.recorded)} {saved}", then, asked_to_stop)

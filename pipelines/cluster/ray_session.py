@@ -30,6 +30,7 @@ from common.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster.machine import temporary
 from pipelines.terminal import home, plugins
+from pipelines.training.stopping import STOPPED_STATUS
 
 T = TypeVar("T")
 
@@ -287,21 +288,23 @@ class Watch:
         return all(answered == self._looked for answered in self._answered.values())
 
 
-def end_process(lost: RayLost, saved: str, then: str) -> NoReturn:
+def end_process(lost: RayLost, saved: str, then: str, asked_to_stop: bool) -> NoReturn:
     """Print what to do when Ray itself has died, and end this process, which Ray would hold for another minute.
 
     Args:
         saved: what is saved, and where.
         then: what the command does when it is repeated.
+        asked_to_stop: whether this process was asked to stop, perhaps by a signal that has ended Ray too.
     """
+    end = "stopped" if asked_to_stop else "error"
     print(
-        f"error: {lost}; {saved}: start Ray again where it is a cluster's (`ray up`), and repeat the command, which {then}",
+        f"{end}: {lost}; {saved}: start Ray again where it is a cluster's (`ray up`), and repeat the command, which {then}",
         file=sys.stderr,
         flush=True,
     )
     abandon()
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(STOPPED_STATUS if asked_to_stop else 1)
 
 
 def abandon(but: Sequence[psutil.Process] = ()) -> None:

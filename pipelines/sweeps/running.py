@@ -167,11 +167,12 @@ def ended_without_ray(record: SweepRecord, tracking: SweepTracking, stop: Stop) 
             try:
                 ray_watch.check()
             except ray_session.RayLost as lost:
+                asked = stop.asked()
                 try:
                     tracking.fail(lost)
-                    close(record, tracking, "KILLED" if stop.asked() else "FAILED")
+                    close(record, tracking, "KILLED" if asked else "FAILED")
                 finally:
-                    ray_session.end_process(lost, f"the sweep is in {record.sweep.shown}", "resumes there")
+                    ray_session.end_process(lost, f"the sweep is in {record.sweep.shown}", "resumes there", asked)
 
     with in_background(look, "ray watch"):
         yield

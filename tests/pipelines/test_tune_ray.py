@@ -114,7 +114,12 @@ def check_mlflow(sweep: Path, ended: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.long
-def test_a_ray_that_has_died_is_reported(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "status", "told", "recorded"), [(False, 1, "error", "FAILED"), (True, 75, "stopped", "KILLED")]
+)
+def test_a_ray_that_has_died_is_reported(
+    command: Command, tmp_path: Path, asked: bool, status: int, told: str, recorded: str
+) -> None:
     """Ray alone would end the command after a minute, without a word on what to do, and leave the sweep running in MLflow."""
     from mlflow import MlflowClient
 
@@ -128,17 +133,19 @@ def test_a_ray_that_has_died_is_reported(command: Command, tmp_path: Path) -> No
         children = psutil.Process(tuning.pid).children(recursive=True)
         (head,) = (child for child in children if child.name() == "gcs_server")
         head.kill()
+        if asked:
+            tuning.terminate()
         _, printed = tuning.communicate(timeout=45)
     finally:
         tuning.kill()
-    assert tuning.returncode == 1
-    assert "Ray's head (gcs_server at 127.0.0.1:" in printed
+    assert tuning.returncode == status, printed
+    assert f"{told}: Ray's head (gcs_server at 127.0.0.1:" in printed
     assert "/runs/sweep: start Ray again where it is a cluster's (`ray up`), and repeat the command, which" in printed
     _, alive = psutil.wait_procs(children, timeout=30)
     assert not alive
     saved = json.loads((tmp_path / "runs" / "sweep" / "mlflow_run.json").read_text())
     parent = MlflowClient(saved["uri"]).get_run(saved["run_id"])
-    assert parent.info.status == "FAILED"
+    assert parent.info.status == recorded
     assert "Ray's head" in parent.data.tags[FAILURE]
     assert trials(tmp_path)[0]["status"] == "pending"
 
