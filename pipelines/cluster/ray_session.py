@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -30,7 +31,7 @@ from common.errors import UserError
 from pipelines import PACKAGE_ROOT, PACKAGES
 from pipelines.cluster.machine import temporary
 from pipelines.terminal import home, plugins
-from pipelines.training.stopping import STOPPED_STATUS
+from pipelines.training.stopping import NOTICES, STOPPED_STATUS
 
 T = TypeVar("T")
 
@@ -154,6 +155,8 @@ def _start_local(num_cpus: int | None, options: dict[str, Any]) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, True)
     before = psutil.Process().children(recursive=True)
     for left in reversed(range(STARTS)):
+        # Ray's processes inherit this: a terminal that closes sends SIGHUP to them too, and this one has to save first.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
         try:
             # Without an address ray.init would join any session that it finds on this machine.
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **options)
@@ -170,6 +173,8 @@ def _start_local(num_cpus: int | None, options: dict[str, Any]) -> None:
                     "prepare and train need no Ray with --num-workers 0"
                 ) from error
             print(f"Ray did not start ({why}): trying again", file=sys.stderr, flush=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 def surroundings(address: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pipelines.checkpoints.saving import SaveError
 from pipelines.cluster import elastic, ray_session
 from pipelines.cluster.ray_train import reservations
 from pipelines.train import main
+from pipelines.training.stopping import NOTICES
 from tests.ray_processes import Meanwhile, of_ray
 from tests.small_corpus import flip
 from tests.small_runs import TINY, records_with, values_of
@@ -332,6 +333,18 @@ def check_the_same(folders: list[Path]) -> None:
         for name in read:
             if name.startswith("state/"):
                 np.testing.assert_allclose(lanes[name].numpy(), read[name].numpy(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_signals_that_ask_to_stop_end_no_process_of_ray() -> None:
+    """A terminal that closes sends SIGHUP to them too."""
+    assert not set(NOTICES) & signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    rays = [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
+    assert rays
+    for process in rays:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        blocked = int(re.findall(r"SigBlk:\s*(\w+)", status)[0], 16)
+        assert all(blocked >> (number - 1) & 1 for number in NOTICES)
 
 
 @pytest.mark.usefixtures("ray_session")
