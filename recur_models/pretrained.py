@@ -99,17 +99,17 @@ class Decoder(RecurrentModel):
         return state
 
     def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
-        """As `RecurrentModel.forward`. Frozen projections are cast once for all windows, since autocast keeps only the casts of
-        weights that have gradients. Hooks on the model itself then run twice.
+        """As `RecurrentModel.forward`. Under autocast, projections are cast once for all windows: autocast itself keeps no casts of
+        frozen weights, and none in compiled layers. Hooks on the model itself then run twice.
         """
-        cast = self.cast_frozen()
+        cast = self.cast_projections()
         if cast:
             return functional_call(self, cast, given, named)  # which comes here again, with nothing left to cast
         return super().forward(*given, **named)
 
-    def cast_frozen(self) -> dict[str, Tensor]:
-        """The frozen weights and biases of the layers' projections by name, in the dtype of autocast; none without autocast, or in
-        compiled code."""
+    def cast_projections(self) -> dict[str, Tensor]:
+        """The float32 weights and biases of the layers' projections by name, in the dtype of autocast; none without autocast, or if
+        the whole model is compiled."""
         device = self.embedding.weight.device.type
         if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
             return {}
@@ -118,8 +118,7 @@ class Decoder(RecurrentModel):
         for prefix, module in self.layers.named_modules(prefix="layers"):
             own = dict(module.named_parameters(prefix, recurse=False))
             if any(each.dim() > 1 for each in own.values()):  # no norm
-                frozen = {name: each for name, each in own.items() if not each.requires_grad}
-                cast |= {name: each.to(dtype) for name, each in frozen.items() if each.dtype == torch.float32}
+                cast |= {name: each.to(dtype) for name, each in own.items() if each.dtype == torch.float32}
         return cast
 
     def read_segment(

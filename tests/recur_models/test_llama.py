@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -126,6 +126,21 @@ def test_in_bfloat16_on_a_cpu_it_attends_as_in_float32_without_the_slow_kernel(
         assert parameter.grad is not None, name
         assert (parameter.grad - expected).norm() <= 0.05 * expected.norm() + 1e-5, name
     assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
+
+
+@pytest.mark.parametrize("trained", ["all", "recurrence"])
+def test_a_projection_is_cast_once_for_all_windows(trained: Literal["all", "recurrence"]) -> None:
+    """Compiled layers would cast it in each window."""
+    model = LlamaRecConfig(pretrained="none", kv_heads=2, window=8, trained=trained, **SIZES).build(VOCAB)
+    layer: Any = model.layers[1]
+    read: list[torch.Tensor] = []
+    layer.mlp["down_proj"].register_forward_pre_hook(lambda module, _: read.append(module.weight))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = model(tokens(2, 32), None, None, tokens(2, 32))
+    found.mean().backward()
+    assert [each.dtype for each in read] == [torch.bfloat16] * 4 and len({each.data_ptr() for each in read}) == 1
+    weight = layer.mlp["down_proj"].weight
+    assert weight.dtype == torch.float32 and (weight.grad is None) == (trained == "recurrence")
 
 
 def test_smollm_has_its_parameters() -> None:
