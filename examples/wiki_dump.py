@@ -36,7 +36,9 @@ def main(words: list[str]) -> None:
                     out.write(json.dumps({"title": page.findtext("{*}title"), "text": text}, ensure_ascii=False) + "\n")
                     count += 1
                 root.clear()  # else all pages stay in memory
-        except (ElementTree.ParseError, EOFError) as error:
+        except (ElementTree.ParseError, EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of bz2 have no number
+                raise
             raise UserError(f"{args.dump} is not the XML of a dump, or is cut off ({error}): fetch it again") from None
     print(f"{args.out}: {count:,} articles")
 

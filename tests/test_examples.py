@@ -74,8 +74,8 @@ def test_a_wiki_dump_becomes_json_lines(tmp_path: Path) -> None:
     dump.write_bytes(bz2.compress(text.encode()))
     wiki_dump.main([str(dump), str(lines)])
     assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == {"Ü & V": "[[Ü]] is", "W": "two\nlines"}
-    for cut in (dump.read_bytes()[:-9], bz2.compress(text[:-20].encode())):
-        dump.write_bytes(cut)
+    for damaged in (dump.read_bytes()[:-9], bz2.compress(text[:-20].encode()), b"<html>not found</html>"):
+        dump.write_bytes(damaged)
         with pytest.raises(
             UserError, match=r"dump\.xml\.bz2 is not the XML of a dump, or is cut off \(.*\): fetch it again"
         ):
