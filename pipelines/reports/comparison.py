@@ -13,6 +13,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -52,10 +53,8 @@ class Comparison:
 
     @property
     def of_one_text(self) -> bool:
-        """Whether no two runs are known to have other text: only then is one the best. Another tokenizer makes another store."""
-        texts = {run.text for run in self.runs}
-        stores = {run.store for run in self.runs} - {""}
-        return len(texts) == 1 and (len(stores) <= 1 or have_several_tokenizers(self.runs))
+        """Whether no two runs are known to have other text: only then is one the best."""
+        return len({run.text for run in self.runs}) == 1 and not have_several_stores(self.runs)
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
@@ -74,6 +73,14 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
 def have_several_tokenizers(runs: Sequence[FinishedRun]) -> bool:
     """Whether it is known that the runs have different tokenizers."""
     return len({run.tokenizer for run in runs} - {""}) > 1
+
+
+def have_several_stores(runs: Sequence[FinishedRun]) -> bool:
+    """Whether it is known that two runs, other than those of different tokenizers, have different stores."""
+    return any(
+        len({one.store, other.store} - {""}) > 1 and not have_several_tokenizers((one, other))
+        for one, other in combinations(runs, 2)
+    )
 
 
 def metric_for(runs: Sequence[FinishedRun]) -> str:
@@ -105,7 +112,7 @@ def notes_on(runs: Sequence[FinishedRun], metric: str) -> list[str]:
         )
     if len({run.text for run in runs}) > 1:
         notes.append("they were validated on different text: " + "; ".join(f"{run.name} on {run.text}" for run in runs))
-    elif len({run.store for run in runs} - {""}) > 1 and not have_several_tokenizers(runs):
+    elif have_several_stores(runs):
         read = "; ".join(f"{run.name} on {run.store[:8] or 'one that is not known'}" for run in runs)
         notes.append(f"they were trained on different stores, so their text may differ: {read}")
     if metric == TRAIN:

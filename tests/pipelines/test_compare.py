@@ -137,6 +137,10 @@ def test_runs_of_two_stores_are_told_apart_though_their_corpora_have_one_name() 
     assert comparison.notes == ("they were trained on different stores, so their text may differ: a on a; b on b",)
     assert seeds_of(comparison) is None and len(curves_of(comparison, TOKEN)) == 2
     assert compare([run(token=[5.0]), run("b", store="", token=[5.0])]).notes == ()
+    tokenizers = {"a": "one", "b": "one", "c": "two"}
+    three = compare([run(name, it, store=name, token=[5.0], byte=[2.0]) for name, it in tokenizers.items()])
+    assert "only bits per byte" in three.notes[0] and not three.of_one_text
+    assert three.notes[1].endswith("different stores, so their text may differ: a on a; b on b; c on c")
 
 
 def bold(comparison: Comparison) -> list[str]:
