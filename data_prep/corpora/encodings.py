@@ -14,7 +14,7 @@ from data_prep.packing import HEAD, packing_of
 NUL_HEAD = 1 << 16
 """Bytes at a file's beginning in which NULs are counted."""
 MAX_NULS = 0.05
-"""The largest share of NUL bytes in a text. UTF-16 has one for each Latin letter, and for each blank."""
+"""The largest share of NUL bytes in a text with more than one. UTF-16 has one for each Latin letter, and for each blank."""
 
 
 def as_utf8(data: bytes) -> bytes:
@@ -58,7 +58,7 @@ def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
     if offset == 0:
         refuse_packed(data, where)
         size, encoding = mark_of(data)
-        if encoding == "UTF-8" and data.count(0, 0, NUL_HEAD) > MAX_NULS * len(data[:NUL_HEAD]):
+        if encoding == "UTF-8" and data.count(0, 0, NUL_HEAD) > max(1, MAX_NULS * min(len(data), NUL_HEAD)):
             raise CorpusError(
                 f"{where} is not UTF-8 but full of NUL bytes, as UTF-16 without a byte-order mark is: convert the file to UTF-8 "
                 "or take it out of the folder"

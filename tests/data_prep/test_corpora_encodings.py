@@ -80,9 +80,10 @@ def test_a_wide_encoding_without_a_mark_is_refused(tmp_path: Path, text: str, en
             read_all(corpus(source=str(tmp_path / name.partition("/")[0])))
 
 
-def test_a_stray_nul_is_text(tmp_path: Path) -> None:
-    put(tmp_path, {"a.txt": "one page\0 and the next page"})
-    assert list(read_all(Text(source=str(tmp_path)))[0].values()) == ["one page\0 and the next page"]
+@pytest.mark.parametrize("text", ["one page\0 and the next page", "a short text\0"])
+def test_a_stray_nul_is_text(tmp_path: Path, text: str) -> None:
+    put(tmp_path, {"a.txt": text})
+    assert list(read_all(Text(source=str(tmp_path)))[0].values()) == [text]
 
 
 @pytest.mark.parametrize(
