@@ -156,7 +156,7 @@ def agreed_checkpoint(run_folder: RunFolder, world: World) -> tuple[Checkpoint |
 def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tracker | None]:
     """Give rank 0 a tracker, and the other ranks None. When the block ends, the tracker logs how.
 
-    Rank 0 first prints the run's warnings, the step from which it resumes, and the precision.
+    Rank 0 first prints the run's warnings, the step from which it resumes, the precision, and what is compiled.
     """
     if world.rank > 0:
         yield None
@@ -167,6 +167,9 @@ def tracked(config: TrainConfig, run: TrainInputs, world: World) -> Iterator[Tra
     if run.resume and config.num_workers != 0:
         print(f"resumes from step {run.first_step:,} ({run.resume.folder.name})", flush=True)
     print(f"  precision  {run.precision.name}: {run.precision.reason}", flush=True)
+    if config.compile != "no":
+        unit = "each layer" if config.compile == "layer" else "the whole model"
+        print(f"  compile  {unit}, in the first step, which takes a minute or more longer", flush=True)
     moved = moved_from(run.resume, run.precision) if run.resume else ""
     if moved:
         print(f"note: {moved}", flush=True)

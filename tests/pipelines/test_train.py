@@ -354,12 +354,14 @@ def test_a_model_that_ignores_its_state_is_told_of(
 
 
 @pytest.mark.long
-def test_compiled_equals_uncompiled(train: Train) -> None:
+def test_compiled_equals_uncompiled(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("--model.layers", "1", "--model.recurrent-layers", "1", "--data.segment-length", "16")
     steps = ("--steps", "6", "--log-every", "3", "--validate-every", "0")  # steps 3 and 6 are watched
     words = (*sizes, *steps, "--model.dropout", "0")
     compiled = train(*words, "--compile", "layer", name="compiled")
+    assert "  compile  each layer, in the first step" in capsys.readouterr().out
     plain = train(*words, name="plain")
+    assert "  compile" not in capsys.readouterr().out
     assert [step for step, _ in curve(compiled)] == [step for step, _ in curve(plain)] == [3, 6]
     for (_, theirs), (_, ours) in zip(curve(compiled), curve(plain), strict=True):
         assert theirs.keys() == ours.keys() and "recurrence/state_share" in ours and "train/mfu" not in ours
