@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -109,8 +112,19 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
         check_resumable(resume.meta["config"], config, run_folder.place)
         check_shapes(resume, config, run_folder.place)
         check_fits(resume, train_store, "" if "store" in config.allow_change else "--allow-change store")
+    check_compiler(config, world)
     precision = agree(config, train_store.vocab_size, world, resume)
     return TrainInputs(train_store, validation_store, resume, warnings, initial, precision)
+
+
+def check_compiler(config: TrainConfig, world: World) -> None:
+    """Raises UserError if the model is to be compiled for a CPU, and this machine lacks the C++ compiler that torch would call."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if config.compile != "no" and world.device.type == "cpu" and not shutil.which(compiler):
+        raise UserError(
+            f"--compile {config.compile} needs a C++ compiler, and there is no {compiler}: install it, name another one in the "
+            "environment variable CXX, or leave out --compile"
+        )
 
 
 def open_stores(config: TrainConfig) -> tuple[SegmentStore, SegmentStore | None]:

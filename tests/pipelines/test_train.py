@@ -369,6 +369,12 @@ def test_compiled_equals_uncompiled(train: Train, capsys: pytest.CaptureFixture[
     assert contents(compiled / "checkpoints").keys() == contents(plain / "checkpoints").keys()
 
 
+def test_a_missing_compiler_is_named_with_its_remedy(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-compiler")
+    with pytest.raises(UserError, match="there is no no-compiler: install it, name another one in the environment"):
+        train("--compile", "layer", "--steps", "1")
+
+
 def test_each_process_and_each_move_draws_dropout_of_its_own() -> None:
     def drawn(rank: int, step: int) -> float:
         with torch.random.fork_rng():
