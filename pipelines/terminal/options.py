@@ -67,7 +67,7 @@ def unknown(
     if written in ("--model", "--model.name") and any(each.startswith("--model.") for each in known):
         return f"unknown option {written}: another model has other fields, which its presets set: name another preset"
     if last_part(written).startswith("resume"):
-        return f"unknown option {written}: leave it out, since repeating a command resumes it"
+        return f"unknown option {written}: trainings, sweeps, preparations and tables resume when their command is repeated"
     having = presets_with(written, presets or {})
     if having and preset not in having:
         closest = difflib.get_close_matches(preset, having, n=1, cutoff=0)[0]

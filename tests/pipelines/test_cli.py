@@ -105,7 +105,10 @@ def test_positional() -> None:
         ("small --model.depth 3", "unknown option --model.depth: small lacks it; paper has it"),
         ("small --model.wide 3", "unknown option --model.wide: did you mean --model.width?"),
         ("small --resources 3", "unknown option --resources: --help lists the options"),  # another program's
-        ("small --resume_from x", "unknown option --resume_from: leave it out, since repeating a command resumes it"),
+        (
+            "small --resume_from x",
+            "unknown option --resume_from: trainings, sweeps, preparations and tables resume when their command",
+        ),
         ("small --no-wait", "unknown option --no-wait: did you mean --no-patient?"),
         (
             "small --model.name deep",
