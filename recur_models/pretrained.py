@@ -100,11 +100,13 @@ class Decoder(RecurrentModel):
 
     def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
         """As `RecurrentModel.forward`. Under autocast, projections are cast once for all windows: autocast itself keeps no casts of
-        frozen weights, and none in compiled layers. Hooks on the model itself then run twice.
+        frozen weights, and none in compiled layers.
         """
-        cast = self.cast_projections()
+        cast = {f"model.{name}": each for name, each in self.cast_projections().items()}
         if cast:
-            return functional_call(self, cast, given, named)  # which comes here again, with nothing left to cast
+            return functional_call(
+                WithoutHooks(self), cast, given, named
+            )  # which comes here again: nothing is left to cast
         return super().forward(*given, **named)
 
     def cast_projections(self) -> dict[str, Tensor]:
@@ -284,6 +286,17 @@ class Decoder(RecurrentModel):
         reading: list[Any] = [self.layers[i] for i in self.recurrence.reading_layers]
         shares = [Probe("state_share", each.from_prev, each.prev_share, until=each.attended) for each in reading]
         return [*shares, Probe("state_change", self.recurrence, self.recurrence.change)]
+
+
+class WithoutHooks(nn.Module):
+    """Calls a model's forward, but not the model's own hooks, which have run already."""
+
+    def __init__(self, model: Decoder):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: Any, **named: Any) -> tuple[Tensor, State]:
+        return self.model.forward(*given, **named)
 
 
 class PretrainedIncrementalDecoder(IncrementalDecoder):

@@ -135,10 +135,13 @@ def test_a_projection_is_cast_once_for_all_windows(trained: Literal["all", "recu
     layer: Any = model.layers[1]
     read: list[torch.Tensor] = []
     layer.mlp["down_proj"].register_forward_pre_hook(lambda module, _: read.append(module.weight))
+    calls: list[Any] = []
+    model.register_forward_pre_hook(lambda *given: calls.append(given))
     with torch.autocast("cpu", torch.bfloat16):
         found, _ = model(tokens(2, 32), None, None, tokens(2, 32))
     found.mean().backward()
     assert [each.dtype for each in read] == [torch.bfloat16] * 4 and len({each.data_ptr() for each in read}) == 1
+    assert len(calls) == 1
     weight = layer.mlp["down_proj"].weight
     assert weight.dtype == torch.float32 and (weight.grad is None) == (trained == "recurrence")
 
