@@ -111,9 +111,10 @@ class Decoder(RecurrentModel):
 
     def cast_projections(self) -> dict[str, Tensor]:
         """The float32 weights and biases of the layers' projections by name, in the dtype of autocast; none without autocast, or if
-        the whole model is compiled."""
+        the whole model is compiled. Also none for a backward pass that recomputes: it would read the weights that are not cast."""
         device = self.embedding.weight.device.type
-        if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        recomputes = self.recompute != "nothing" and torch.is_grad_enabled()
+        if recomputes or torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
             return {}
         dtype = torch.get_autocast_dtype(device)
         cast = {}

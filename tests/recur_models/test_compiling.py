@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.choices import Compile
+from common.choices import Compile, Recompute
 from recur_models import (
     CachedStaircaseConfig,
     GPT2RecConfig,
@@ -180,3 +180,25 @@ def test_what_asks_a_tensor_for_a_value_says_so() -> None:
     model = MemorizingConfig(**SIZE | {"layers": 2}, memory=8, top_k=2, memory_layer=1).build(VOCAB)
     assert not model.one_graph and [layer.one_graph for layer in model.layers] == [False, True]
     assert not FAMILY["staircase"].build(VOCAB).one_graph
+
+
+@pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])
+def test_compiled_layers_of_a_decoder_are_recomputed_under_autocast(recompute: Recompute) -> None:
+    """The backward pass recomputes with the weights that the forward pass read."""
+    torch.compiler.reset()
+    gradients = []
+    ids_BT = torch.randint(VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
+    units: tuple[Compile, ...] = ("no", "layer")
+    for unit in units:
+        torch.manual_seed(0)
+        model = LlamaRecConfig(
+            layers=2, d_model=24, heads=4, mlp_dim=32, positions=16, kv_heads=2, window=8, pretrained="none"
+        ).build(VOCAB)
+        model.recompute = recompute
+        compile_model(model, unit, backend="aot_eager")
+        with torch.autocast("cpu", torch.bfloat16):
+            nats_BT, _ = model(ids_BT, None, None, ids_BT)
+        nats_BT.mean().backward()
+        gradients.append(model.layers[0].mlp["down_proj"].weight.grad)
+    plain, compiled = gradients
+    assert (plain - compiled).norm() <= 0.02 * plain.norm()
