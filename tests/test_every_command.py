@@ -134,6 +134,8 @@ prepare random-walk --train 1000000 --segment-length 64 --curriculum 8 16 32 64 
     + --train 70 --validation 4 --test 4 --num-workers 0
 tune staircase-figure-2 --preset walk-staircase --search grid --scheduler none --num-workers 1
     + {CORE} --max-trials 1 --num-cpus 2 --data.segment-length 128 {HERE}
+prepare parquet --source wikipedia --title-column title --split-by hash --store runs/store
+    + --tokenizer bytes --num-workers 0
 prepare enwik8 --source enwik8.zip --pieces 32 --store runs/store
     + --pieces 4 --num-workers 0
 prepare pg19 --source pg19 --tokenizer gpt2 --books 1250 --validation-tokens 15000 --store runs/gpt2-store
@@ -225,6 +227,10 @@ NOT_RUN = {
     "needs an Instruct model: tests/pipelines/test_chat.py": [
         "generate exported/chat --chat --prompt What is gravity?"
     ],
+    "needs a hub": [
+        "prepare hub --source wikimedia/wikipedia --subset 20231101.simple --split-by hash --store runs/store"
+    ],
+    "an example: tests/test_examples.py": ["examples.wiki_dump simplewiki-latest-pages-articles.xml.bz2 wiki.jsonl"],
     "needs a package of 98 MB: tests/test_examples.py": ["examples.smollm2 smollm2"],
     "needs GPUs": [
         "train demo-rec --num-workers 0 --compile layer --run one-gpu",
@@ -302,6 +308,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for split in ("train", "validation", "test"):
         rows = ["", f" = {split} = \n", "", f" {text_of(f'article {split}', 200)} \n"]
         pq.write_table(pa.table({"text": rows}), f"wikitext-103-raw-v1/{split}-00000-of-00001.parquet")
+    Path("wikipedia/20231101.simple").mkdir(parents=True)
+    articles = pa.table(
+        {"title": [f"{i}" for i in range(60)], "text": [text_of(f"article {i}", 50) for i in range(60)]}
+    )
+    pq.write_table(articles, "wikipedia/20231101.simple/train-00000-of-00001.parquet")
     with zipfile.ZipFile("enwik8.zip", "w") as archive:
         archive.writestr("enwik8", text_of("wiki", 9000))
     pretrained()
