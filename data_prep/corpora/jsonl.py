@@ -49,8 +49,7 @@ Span = tuple[int, int, int]
 ARRAY_HEAD_BYTES = 1 << 16
 """Bytes at a file's beginning in which its first non-blank character is looked for."""
 NOT_DATA = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "state.json"})
-KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
-"""What the values of JSON are, for messages. All others are numbers."""
+KINDS: dict[type, str] = {str: "a string", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -164,9 +163,8 @@ class JsonLines:
                 f"{file} line {number} has no field {self.text_field!r}: name one of its fields with --text-field ({fields})"
             )
         if text is not None:
-            kind = KINDS.get(type(text), "a number")
             raise CorpusError(
-                f"{file} line {number} has no text in field {self.text_field!r} but {kind}: name another with --text-field"
+                f"{file} line {number} has no text in field {self.text_field!r} but {kind_of(text)}: name another with --text-field"
             )
         return None
 
@@ -337,6 +335,11 @@ def _check_no_array(head: bytes, where: str) -> None:
         )
 
 
+def kind_of(value: object) -> str:
+    """What a value of JSON is, for messages."""
+    return KINDS.get(type(value), "a number")
+
+
 def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
     """The object on a line of a file. Raises CorpusError where there is none."""
     text = decode_utf8(data, file, offset)
@@ -350,8 +353,7 @@ def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
             f"{file} line {number} is not JSON ({why}): correct it or take it out, since every line is to be one object"
         ) from None
     if not isinstance(record, dict):
-        kind = KINDS.get(type(record), "a number")
-        raise CorpusError(f"{file} line {number} is {kind}: every line is to be one JSON object")
+        raise CorpusError(f"{file} line {number} is {kind_of(record)}: every line is to be one JSON object")
     return record
 
 
