@@ -289,11 +289,12 @@ def spots_of(comparison: Comparison) -> tuple[str, list[Spot]]:
         mean(min(point.value for point in run.curve(comparison.metric)) for run in seeds) for seeds in runs.values()
     ]
     what, values = as_plotted(comparison.metric, best)
-    spots = [
-        Spot(name, seeds[0].model, seeds[0].windows, flops * (tokens_per_byte(seeds[0]) if by_byte else 1), value)
-        for (name, seeds), value in zip(runs.items(), values, strict=True)
-        if (flops := seeds[0].forward_flops_per_token)
-    ]
+    spots = []
+    for (name, seeds), value in zip(runs.items(), values, strict=True):
+        first = seeds[0]
+        if first.forward_flops_per_token:
+            tokens = tokens_per_byte(first) if by_byte else 1
+            spots.append(Spot(name, first.model, first.windows, tokens * first.forward_flops_per_token, value))
     return what, spots if comparison.of_one_text else []
 
 
