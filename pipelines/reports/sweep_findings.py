@@ -10,6 +10,7 @@ import sys
 
 from rich.console import Console
 
+from common.errors import last_part
 from common.places import Place
 from pipelines.reports.sweep_report import column_of, trial_rows
 from pipelines.reports.sweep_result import SweepResult, TrialResult
@@ -68,7 +69,7 @@ def print_trials(sweep: SweepResult) -> None:
     varied = [name for name in map(column_of, sweep.fields) if any(row[name] is not None for row in rows)]
     columns: dict[str, tuple[str, Form]] = {
         "trial": ("trial", None),
-        **{name: (name.rpartition(".")[2], str) for name in varied},
+        **{name: (last_part(name), str) for name in varied},
         "status": ("status", None),
         **{name: (name, ",") for name in ("steps", "tokens")},
         "best": ("best", ".4f"),

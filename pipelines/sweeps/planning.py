@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from common.errors import UserError, given_by_user
+from common.errors import UserError, given_by_user, last_part
 from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.output import print_wide
@@ -131,7 +131,7 @@ def print_plan(sweep: Sweep) -> None:
         name = f"{trial.id} (preset)" if trial.baseline else trial.id
         values = (str(trial.values[field]) for field in sweep.fields)
         rows.append([name, *values, f"{run.steps:,}", short(size), f"{cost:.2e}", trial.status])
-    names = [field.rpartition(".")[2] for field in sweep.fields]
+    names = [last_part(field) for field in sweep.fields]
     print_wide(plain_table(("trial", *names, "steps", "tokens", "FLOPs", "status"), rows), 180)
     print(f"{len(left)} of {counted(len(rows), 'trial')} to do, at most {short(tokens)} tokens and {flops:.2e} FLOPs")
     if config.suggested and config.num_samples > len(rows):
