@@ -104,9 +104,8 @@ class Decoder(RecurrentModel):
         """
         cast = {f"model.{name}": each for name, each in self.cast_projections().items()}
         if cast:
-            return functional_call(
-                WithoutHooks(self), cast, given, named
-            )  # which comes here again: nothing is left to cast
+            # It calls this method again, with nothing left to cast.
+            return functional_call(WithoutHooks(self), cast, given, named)
         return super().forward(*given, **named)
 
     def cast_projections(self) -> dict[str, Tensor]:
