@@ -70,7 +70,8 @@ def test_a_wiki_dump_becomes_json_lines(tmp_path: Path) -> None:
         for title, *rest in [*pages, ("W", 0, "", "two\nlines"), ("X", 0, "", "")]
     ]
     text = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">' + "\n".join(pages) + "</mediawiki>"
-    dump, lines = tmp_path / "dump.xml.bz2", tmp_path / "wiki.jsonl"
+    dump = tmp_path / "dump.xml.bz2"
+    lines = tmp_path / "wiki.jsonl"
     dump.write_bytes(bz2.compress(text.encode()))
     wiki_dump.main([str(dump), str(lines)])
     assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == {"Ü & V": "[[Ü]] is", "W": "two\nlines"}
