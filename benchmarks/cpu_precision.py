@@ -235,14 +235,14 @@ def profiled(name: str, runs: dict[str, Callable[[], object]], entries: int) -> 
     return rows
 
 
-def record_profiles(recorder: results.Recorder, name: str, profiles: Rows, kind: str) -> None:
-    """Record what `profiled` gave on this kind of machine, where there is any."""
+def record_profiles(recorder: results.Recorder, name: str, profiles: Rows, kind: str, threads: int = 1) -> None:
+    """Record what `profiled` gave on this kind of machine with so many threads, where there is any."""
     if profiles:
         recorder.table(
             name,
             ("step", "operation", "calls", "ms", "of the step"),
             profiles,
-            text=[f"{kind}; one thread; milliseconds of wall-clock time, the median of three steps."],
+            text=[f"{kind}; threads: {threads}; milliseconds of wall-clock time, the median of three steps."],
         )
 
 

@@ -45,7 +45,6 @@ from studies.papers.measuring import torch_threads
 
 TOKENS = 1_000
 PRODUCT = "product"
-COMPILED = ", compiled"
 Model = Literal["llama", "llama-rec", "llama-rec-frozen", "llama-rec-layers"]
 MODELS: dict[Model, tuple[str, dict[str, Any]]] = {
     "llama": ("smollm2", {}),
@@ -133,18 +132,19 @@ def main(argv: list[str]) -> None:
             f"threads: {config.threads}."
         ],
     )
-    record_profiles(recorder, "Profile of a training step with recurrence", profiles, kind)
+    record_profiles(recorder, "Profile of a training step with recurrence", profiles, kind, config.threads)
 
 
 def trainings_of(config: BenchConfig) -> dict[str, Training]:
     """The trainings to measure, by label."""
-    trainings = {}
+    trainings = dict[str, Training]()
     for name in config.models:
-        for suffix in ("", COMPILED) if config.compiled else ("",):
-            sizes = sized(name, config.layers)
-            training = Training(sizes, config.vocabulary, config.lanes, DTYPES[config.precision])
-            compile_model(training.model, "layer" if suffix else "no")
-            trainings[name + suffix] = training
+        sizes = sized(name, config.layers)
+        trainings[name] = Training(sizes, config.vocabulary, config.lanes, DTYPES[config.precision])
+        if config.compiled:
+            compiled = Training(sizes, config.vocabulary, config.lanes, DTYPES[config.precision])
+            compile_model(compiled.model, "layer")
+            trainings[f"{name}, compiled"] = compiled
     return trainings
 
 

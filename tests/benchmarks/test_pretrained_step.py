@@ -14,14 +14,20 @@ from pipelines.presets import PRESETS
 from recur_models.compiling import is_compiled
 
 
-def test_all_models_take_turns_and_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models, steps and products."""
     monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
     monkeypatch.setattr(
         pretrained_step, "SMOLLM2", pretrained_step.SMOLLM2 | {"d_model": 18, "mlp_dim": 8, "positions": 200}
     )
     monkeypatch.setattr(pretrained_step, "TOKENS", 200)
+
+
+@pytest.mark.usefixtures("small")
+def test_all_models_take_turns_and_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     pretrained_step.main(shlex.split("--layers 5 --vocabulary 9 --rounds 3 --profile 2 --precision float32 --record"))
     printed = capsys.readouterr().out
@@ -33,14 +39,8 @@ def test_all_models_take_turns_and_are_recorded(
     assert len(profile.rows) == 8 and "aten::" in "".join(str(row[1]) for row in profile.rows)
 
 
-def test_compiled_models_take_turns_with_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
-    monkeypatch.setattr(
-        pretrained_step, "SMOLLM2", pretrained_step.SMOLLM2 | {"d_model": 18, "mlp_dim": 8, "positions": 200}
-    )
-    monkeypatch.setattr(pretrained_step, "TOKENS", 200)
+@pytest.mark.usefixtures("small")
+def test_compiled_models_take_turns_with_others(capsys: pytest.CaptureFixture[str]) -> None:
     config = pretrained_step.BenchConfig(models=("llama-rec-frozen",), compiled=True, lanes=3, vocabulary=9, layers=5)
     plain, compiled = pretrained_step.trainings_of(config).values()
     assert not is_compiled(plain.model) and is_compiled(compiled.model)
