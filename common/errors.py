@@ -25,6 +25,8 @@ class UserError(ValueError):
 OF_A_FILE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """The system's errors for a path that is misspelt, or may not be used."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.ENAMETOOLONG)
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a file system without locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there, or choose another place, and repeat the command"),
     errno.EROFS: "choose a place that can be written",

@@ -21,8 +21,8 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock, Timeout
 
-from common.errors import UserError
-from common.places import WITHOUT_LOCKS, Place
+from common.errors import WITHOUT_LOCKS, UserError
+from common.places import Place
 
 LOCK = ".lock"
 APPEARS_SECONDS = 5.0

@@ -39,9 +39,6 @@ TEMPORARY = ".tmp"
 """Ending of a file that is being written."""
 _STAGED = re.compile(rf"\.\d+\.[0-9a-f]{{8}}{re.escape(TEMPORARY)}$")
 """The suffix that `Place.staged` adds to a name."""
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of a file system without locks: Lustre that is mounted without `flock`, NFS 3 without lockd."""
-
 MAX_COPIED = {"s3": 5 << 30, "gcs": 1 << 62, "abfs": 256 << 20}
 """Object stores, which have no folders, and the largest object, in bytes, that each copies itself in one request."""
 
@@ -207,8 +204,12 @@ class Place:
         if self.is_local:
             with self._naming_what_cannot_be_written():
                 sync(staged.path)
-                os.replace(staged.path, self.path)
-                sync(os.path.dirname(self.path))
+                folder = os.open(os.path.dirname(self.path), os.O_RDONLY)
+                try:
+                    os.replace(staged.path, self.path)
+                    os.fsync(folder)  # by its descriptor: a reader of the file may have renamed it
+                finally:
+                    os.close(folder)
         elif not self._is_object:
             self.filesystem.move(staged.path, self.path)
         else:

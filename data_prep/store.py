@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from common.places import WITHOUT_LOCKS, Place
+from common.errors import WITHOUT_LOCKS
+from common.places import Place
 from data_prep.cache import SegmentCache
 from data_prep.document_table import Documents, read_table
 from data_prep.documents import SPLITS

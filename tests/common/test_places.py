@@ -60,6 +60,21 @@ def test_a_write_that_fails_leaves_nothing(place: Place):
     assert place.list() == []
 
 
+def test_a_reader_may_rename_the_folder_of_a_new_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As rank 0 does with a checkpoint's folder when it finds the last note."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    replace = os.replace
+
+    def replace_and_rename(source: str, target: str) -> None:
+        replace(source, target)
+        folder.rename(tmp_path / "renamed")
+
+    monkeypatch.setattr(os, "replace", replace_and_rename)
+    (Place.parse(folder) / "note").write_atomically(b"x")
+    assert (tmp_path / "renamed" / "note").read_bytes() == b"x"
+
+
 def test_a_disk_that_takes_no_more_names_the_file(tmp_path: Path):
     full = Place.parse(tmp_path / "full")
     (tmp_path / f"full.1.0123abcd{TEMPORARY}").symlink_to("/dev/full")
