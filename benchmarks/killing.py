@@ -222,7 +222,7 @@ class Group:
             settings = {key: str(value) for key, value in world.items()} if workers > 1 else {}
             settings |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
             settings |= environments[rank] if environments else {}
-            arguments = (list(words), settings, (traps or {}).get(rank), str(log) if rank == 0 else f"{log}-{rank}")
+            arguments = (list(words), settings, (traps or {}).get(rank), str(self._log_of(rank)))
             self.processes.append(CONTEXT.Process(target=_train, args=arguments))
         for process in self.processes:
             process.start()
@@ -292,8 +292,12 @@ class Group:
             process.join()
 
     def said(self) -> str:
-        """The output of rank 0."""
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        """The output of all ranks, that of rank 0 last."""
+        logs = [self._log_of(rank) for rank in reversed(range(len(self.processes)))]
+        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+
+    def _log_of(self, rank: int) -> Path:
+        return Path(f"{self.log}-{rank}") if rank else self.log
 
 
 def _train(words: list[str], settings: dict[str, str], trap: Trap | None, log: str) -> None:
