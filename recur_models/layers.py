@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
 MASKED = -3e4
@@ -145,6 +146,33 @@ def weighted_values(weights_nm: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) 
     return sum(sums[1:], start=sums[0])
 
 
+class _Scores(torch.autograd.Function):
+    """q · kᵀ. The gradient of the keys is made in their own layout."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, q_nE: Tensor, k_mE: Tensor) -> Tensor:  # pyrefly: ignore
+        ctx.save_for_backward(q_nE, k_mE)
+        return q_nE @ k_mE.transpose(-1, -2)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad_nm: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
+        q_nE, k_mE = ctx.saved_tensors  # pyrefly: ignore
+        return grad_nm @ k_mE, grad_nm.transpose(-1, -2) @ q_nE
+
+
+def scores(q_nE: Tensor, k_mE: Tensor, bias_nm: Tensor | None = None) -> Tensor:
+    """q · kᵀ + bias over any leading dimensions: [..., n, m].
+
+    Autograd makes the gradient of kᵀ and transposes it. In code that is compiled for a CPU, inductor's transposed copies of
+    bfloat16 can be wrong (torch 2.13 with GCC 12), so the gradient of k is made without one there.
+    """
+    if torch.compiler.is_compiling() and q_nE.device.type == "cpu":
+        logits_nm = _Scores.apply(q_nE, k_mE)  # pyrefly: ignore
+        return logits_nm if bias_nm is None else logits_nm + bias_nm
+    logits_nm = q_nE @ k_mE.transpose(-1, -2)
+    return logits_nm if bias_nm is None else logits_nm.add_(bias_nm)
+
+
 class Rotation(NamedTuple):
     """Cosine and sine of the angle by which each pair of a head's dimensions turns at each token: [B, 1, n, E / 2]."""
 
@@ -188,7 +216,7 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, no_previous_block_B: Ten
     # No fused kernel takes more than one leading dimension. Keys and values may have been kept under autocast, which is now off.
     q, k, v = (x.to(q_HnE.dtype).flatten(0, -4) for x in (q_HnE, k_HmE, v_HmE))
     if fused_attention_is_slow(q):
-        logits = q @ k.transpose(-1, -2)
+        logits = scores(q, k)
         logits = logits if mask is None else logits.masked_fill(~mask, MASKED)
         return (torch.softmax(logits, dim=-1) @ v).unflatten(0, q_HnE.shape[:-3])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])

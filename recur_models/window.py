@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recur_models.layers import MASKED, PositionBias
+from recur_models.layers import MASKED, PositionBias, scores
 
 
 class Window(NamedTuple):
@@ -116,7 +116,7 @@ def windowed_attention(
     ``no_previous_block_BK``: blocks whose previous block is masked altogether. There the first token sees nothing; the authors'
     phantom logit of −1000 then takes all the weight, so its output is zero.
     """
-    logits_BKHWZ = (q_BKHWE @ k_BKHZE.transpose(-1, -2)).add_(window.bias_HWZ.to(q_BKHWE.dtype))
+    logits_BKHWZ = scores(q_BKHWE, k_BKHZE, window.bias_HWZ.to(q_BKHWE.dtype))
     if no_previous_block_BK is not None:
         before, now = logits_BKHWZ.chunk(2, dim=-1)
         logits_BKHWZ = torch.cat(

@@ -27,6 +27,7 @@ from recur_models import (
 )
 from recur_models.compiling import compile_model, is_compiled
 from recur_models.health import watch
+from recur_models.layers import scores
 from tests.recur_models.conftest import SIZE
 
 VOCAB = 11
@@ -202,3 +203,24 @@ def test_compiled_layers_of_a_decoder_are_recomputed_under_autocast(recompute: R
         gradients.append(model.layers[0].mlp["down_proj"].weight.grad)
     plain, compiled = gradients
     assert (plain - compiled).norm() <= 0.02 * plain.norm()
+
+
+@pytest.mark.slow
+def test_gradients_of_the_keys_of_many_blocks_are_right_in_bfloat16() -> None:
+    """inductor's transposed copies, several in one kernel, had other numbers in them."""
+    torch.compiler.reset()
+    generator = torch.Generator().manual_seed(0)
+    q_BHWE, k_BKHWE, weight_BKHWE = (
+        torch.randn(2, *blocks, 4, 64, 64, generator=generator).bfloat16() for blocks in ((), (8,), (8,))
+    )
+
+    def score(q_BHWE: Tensor, k_BKHWE: Tensor) -> Tensor:
+        return torch.stack([scores(q_BHWE, k_BHWE) for k_BHWE in k_BKHWE.unbind(1)], 1)
+
+    inputs = [q_BHWE.requires_grad_(), k_BKHWE.requires_grad_()]
+    gradients = [
+        torch.autograd.grad((way(*inputs) * weight_BKHWE).sum(), inputs)
+        for way in (score, torch.compile(score, fullgraph=True, dynamic=False))
+    ]
+    for one, other in zip(*gradients, strict=True):
+        assert (other - one).norm() < 0.02 * one.norm()
