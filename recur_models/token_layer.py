@@ -115,7 +115,10 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(x)))))
+        rows = x.flatten(
+            0, -2
+        )  # the backward pass of compiled code then finds the ReLU's sign in what the product keeps
+        return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(rows))))).view(x.shape)
 
 
 class Projections(NamedTuple):
