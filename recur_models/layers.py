@@ -39,6 +39,11 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def autocasts_to_bfloat16() -> bool:
+    """Whether products on a CPU are in bfloat16 here."""
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
 def refuse_second_derivatives(remedy: str) -> None:
     """Raises NotImplementedError in a backward pass that autograd records: of numbers that forward saved, it would take the
     derivatives to be zero, without an error. ``remedy``: what the caller can do.
@@ -102,25 +107,28 @@ class PositionBias(nn.Module):
         far = far * (cls.BUCKETS - exact)
         return torch.where(distance < exact, distance, (exact + far.long()).clamp(max=cls.BUCKETS - 1))
 
-    def forward(self, bucket_WZ: Tensor) -> Tensor:
-        """The bias of each query and key [H, W, Z]. ``bucket_WZ``: int64, the buckets of their distances.
+    def forward(self, bucket_WZ: Tensor, factor_H: Tensor | None = None) -> Tensor:
+        """The bias of each query and key, times the factor of each head if there is one: [H, W, Z]. ``bucket_WZ``: int64, the
+        buckets of their distances.
 
         Distances must grow by one from row to row and fall by one from column to column, so that a diagonal has one bucket. The
         caller masks those below zero.
         """
-        if bucket_WZ.is_cuda:
-            return self.by_diagonals(bucket_WZ)
-        return self.table_HN[:, bucket_WZ]
+        if bucket_WZ.is_cuda or autocasts_to_bfloat16():
+            return self.by_diagonals(bucket_WZ, factor_H)
+        bias_HWZ = self.table_HN[:, bucket_WZ]
+        return bias_HWZ if factor_H is None else bias_HWZ * factor_H[:, None, None]
 
-    def by_diagonals(self, bucket_WZ: Tensor) -> Tensor:
+    def by_diagonals(self, bucket_WZ: Tensor, factor_H: Tensor | None = None) -> Tensor:
         """The same bias. Its backward pass first sums along each diagonal, instead of adding W · Z gradients to 32 numbers.
 
-        A GPU adds those one by one, which took half of a training step (results/speed).
+        A GPU adds those one by one, which took half of a training step (results/speed). On a CPU the sums round otherwise, so
+        float32 is left as it was.
         """
         rows, keys = bucket_WZ.shape
         bucket_P = torch.cat([bucket_WZ[:, 0].flip(0), bucket_WZ[0, 1:]])  # of each diagonal, from the bottom left
-        bias_HP = self.table_HN[:, bucket_P]
-        return shift_rows(F.pad(bias_HP, (0, 1))[:, None].expand(-1, rows, -1), rows - 1, keys)
+        table_HN = self.table_HN if factor_H is None else self.table_HN * factor_H[:, None]
+        return shift_rows(F.pad(table_HN[:, bucket_P], (0, 1))[:, None].expand(-1, rows, -1), rows - 1, keys)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -173,6 +181,26 @@ def scores(q_nE: Tensor, k_mE: Tensor, bias_nm: Tensor | None = None) -> Tensor:
     return logits_nm if bias_nm is None else logits_nm.add_(bias_nm)
 
 
+def softmax_product(logits_nm: Tensor, v_mE: Tensor, factors_nm: Tensor | None = None) -> Tensor:
+    """softmax(logits) · v over any leading dimensions, in the dtype of the values: [..., n, E]. ``factors_nm``: multiply the
+    weights, as a dropout mask does.
+
+    Code that is compiled for a CPU divides the result by the sum of the exponentials, not each weight. inductor's softmax would
+    write all exponentials in float32 and read them twice.
+    """
+    dtype = v_mE.dtype
+    if torch.compiler.is_compiling() and logits_nm.device.type == "cpu":
+        weights_nm = (logits_nm - logits_nm.detach().amax(-1, keepdim=True)).exp().to(dtype)
+        total_n1 = upcast(weights_nm).sum(-1, keepdim=True)
+    else:
+        weights_nm = torch.softmax(logits_nm, dim=-1).to(dtype)
+        total_n1 = None
+    if factors_nm is not None:
+        weights_nm = weights_nm * factors_nm.to(dtype)
+    product_nE = weights_nm @ v_mE
+    return product_nE if total_n1 is None else (product_nE / total_n1).to(dtype)
+
+
 class Rotation(NamedTuple):
     """Cosine and sine of the angle by which each pair of a head's dimensions turns at each token: [B, 1, n, E / 2]."""
 
@@ -218,7 +246,7 @@ def attend(q_HnE: Tensor, k_HmE: Tensor, v_HmE: Tensor, no_previous_block_B: Ten
     if fused_attention_is_slow(q):
         logits = scores(q, k)
         logits = logits if mask is None else logits.masked_fill(~mask, MASKED)
-        return (torch.softmax(logits, dim=-1) @ v).unflatten(0, q_HnE.shape[:-3])
+        return softmax_product(logits, v).unflatten(0, q_HnE.shape[:-3])
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0).unflatten(0, q_HnE.shape[:-3])
 
 

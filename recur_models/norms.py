@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from recur_models.layers import refuse_second_derivatives, upcast
+from recur_models.layers import autocasts_to_bfloat16, refuse_second_derivatives, upcast
 
 UNIT_EPS = 1e-6
 """Added to a head's sum of squares (Henry et al. 2020, as in the authors' code)."""
@@ -27,11 +27,6 @@ def trains_on_cpu(x: Tensor) -> bool:
         and torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
     )
-
-
-def autocasts_to_bfloat16() -> bool:
-    """Whether products on a CPU are in bfloat16 here."""
-    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:

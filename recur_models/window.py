@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recur_models.layers import MASKED, PositionBias, scores
+from recur_models.layers import MASKED, PositionBias, scores, softmax_product
 
 
 class Window(NamedTuple):
@@ -73,6 +73,12 @@ def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detache
     ``detached``: the previous block's get no gradient, wherever they come from.
     """
     cache_BHWE = cache_BHWE.to(x_BKHWE.dtype)
+    if (
+        torch.compiler.is_compiling()
+    ):  # inductor does not join the copies of the function above, but those of these operations
+        previous_BKHWE = torch.cat([cache_BHWE[:, None], x_BKHWE[:, :-1]], 1)
+        previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
+        return torch.cat([previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0), x_BKHWE], 3)
     return _WithPrevious.apply(x_BKHWE, cache_BHWE, fresh_BK, detached)  # pyrefly: ignore
 
 
@@ -101,10 +107,9 @@ def window_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_WZ: 
 
     ``bucket_WZ``: int64, buckets of the distances. ``unseen_WZ``: bool, True where a query does not see a key.
     """
-    if position_bias is None:
-        bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)
-    else:
-        bias_HWZ = position_bias(bucket_WZ) * scale_H.abs()[:, None, None]
+    bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)
+    if position_bias is not None:
+        bias_HWZ = position_bias(bucket_WZ, scale_H.abs())
     return bias_HWZ.masked_fill(unseen_WZ, MASKED)
 
 
@@ -122,10 +127,7 @@ def windowed_attention(
         logits_BKHWZ = torch.cat(
             [before.masked_fill(no_previous_block_BK[:, :, None, None, None], MASKED), now], dim=-1
         )
-    weights_BKHWZ = torch.softmax(logits_BKHWZ, dim=-1).to(v_BKHZE.dtype)
-    if window.dropout_mask_HWZ is not None:
-        weights_BKHWZ = weights_BKHWZ * window.dropout_mask_HWZ.to(v_BKHZE.dtype)
-    out_BKHWE = weights_BKHWZ @ v_BKHZE
+    out_BKHWE = softmax_product(logits_BKHWZ, v_BKHZE, window.dropout_mask_HWZ)
     if no_previous_block_BK is not None:
         first_W1 = torch.arange(q_BKHWE.shape[-2], device=q_BKHWE.device)[:, None] == 0
         out_BKHWE = out_BKHWE.masked_fill(first_W1 & no_previous_block_BK[:, :, None, None, None], 0.0)

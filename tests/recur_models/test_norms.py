@@ -60,7 +60,10 @@ def test_the_unit_norm_of_heads_is_that_of_torchs_operations_bit_by_bit() -> Non
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("detached", [False, True])
-def test_keys_behind_the_block_before_are_those_joined_by_torchs_operations(blocks: int, detached: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_keys_behind_the_block_before_are_those_joined_by_torchs_operations(
+    blocks: int, detached: bool, compiled: bool
+) -> None:
     def plain(x: Tensor, cache: Tensor) -> Tensor:
         before = torch.cat([cache[:, None], x[:, :-1]], 1)
         before = (before.detach() if detached else before).masked_fill(fresh[:, :, None, None, None], 0.0)
@@ -69,7 +72,8 @@ def test_keys_behind_the_block_before_are_those_joined_by_torchs_operations(bloc
     generator = torch.Generator().manual_seed(0)
     fresh = torch.tensor([[True, False, False], [False, False, True]])[:, :blocks]
     x, cache = torch.randn(2, blocks, 2, 4, 5, generator=generator), torch.randn(2, 2, 4, 5, generator=generator)
-    ours = gradients(lambda x, cache: with_previous(x, cache, fresh, detached) + 0 * cache.sum(), x, cache)
+    join = torch.compile(with_previous, backend="eager", dynamic=False) if compiled else with_previous
+    ours = gradients(lambda x, cache: join(x, cache, fresh, detached) + 0 * cache.sum(), x, cache)
     assert_equal(ours, gradients(plain, x, cache))
 
 

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from recur_models import IGNORED, MODELS, bfloat16_loss, losses, model_from_json
-from recur_models.layers import PositionBias, attend
+from recur_models.layers import MASKED, PositionBias, attend, softmax_product
 from recur_models.sliding_window import SlideConfig
 from tests.recur_models.small_models import RESTATEMENTS
 
@@ -132,16 +132,39 @@ def test_position_buckets_are_t5s() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "before"), [(5, 10, 5), (7, 7, 0), (1, 4, 3), (40, 80, 40)])
-def test_the_bias_by_diagonals_is_the_bias_of_each_pair(rows: int, columns: int, before: int) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_bias_by_diagonals_is_the_bias_of_each_pair(rows: int, columns: int, before: int, scaled: bool) -> None:
     bias = PositionBias(3).double()
+    factor_H = torch.tensor([0.5, 2, 3], dtype=torch.float64, requires_grad=True)
     distance_WZ = torch.arange(rows)[:, None] + before - torch.arange(columns)
     weight_HWZ = torch.randn(3, rows, columns, dtype=torch.float64)
+    learned = [bias.table_HN, *([factor_H] if scaled else [])]
     found = []
     for way in (bias.forward, bias.by_diagonals):
-        bias_HWZ = way(bias.bucket(distance_WZ))
-        found.append((bias_HWZ, torch.autograd.grad((bias_HWZ * weight_HWZ).sum(), bias.table_HN)[0]))
-    assert torch.equal(found[0][0], found[1][0])
-    torch.testing.assert_close(found[0][1], found[1][1])
+        bias_HWZ = way(bias.bucket(distance_WZ), factor_H if scaled else None)
+        found.append((bias_HWZ, *torch.autograd.grad((bias_HWZ * weight_HWZ).sum(), learned)))
+    (one, *gradients), (other, *others) = found
+    assert torch.equal(one, other)
+    for gradient, by_diagonals in zip(gradients, others, strict=True):
+        torch.testing.assert_close(gradient, by_diagonals)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_attention_weighs_as_softmax_does(masked: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_nm = 30 * torch.randn(2, 4, 6, generator=generator, dtype=torch.double)
+    logits_nm[0, 1] = MASKED  # a query that sees nothing
+    logits_nm.requires_grad_()
+    v_mE = torch.randn(2, 6, 3, generator=generator, dtype=torch.double, requires_grad=True)
+    factors_nm = 2.0 * (torch.rand(4, 6, generator=generator) < 0.5) if masked else None
+    compiled = torch.compile(softmax_product, backend="eager", dynamic=False)
+    found = []
+    for way in (softmax_product, compiled):
+        out = way(logits_nm, v_mE, factors_nm)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [logits_nm, v_mE])])
+    for one, other in zip(*found, strict=True):
+        assert not torch.equal(one, other)  # it goes another way
+        torch.testing.assert_close(one, other)
 
 
 def test_a_config_is_read_as_it_was_written() -> None:
