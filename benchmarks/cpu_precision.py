@@ -3,6 +3,7 @@
     python -m benchmarks.cpu_precision                                          about six minutes of one core
     python -m benchmarks.cpu_precision --models small-rec --training-steps 300  and the loss after so many steps, in both
     python -m benchmarks.cpu_precision --models slide-768 small-slide --profile 10  and the largest entries of a step's profile
+    python -m benchmarks.cpu_precision --models slide-768 --compile layer       with compiled layers
 
 Both precisions take turns in one process. Times are CPU seconds of the process: other work on the machine delays it, and is not
 counted. A step is forward, backward, clipping and AdamW on random tokens, State carried. The losses are those of Python's own
@@ -27,12 +28,14 @@ from benchmarks import machine, results
 from benchmarks.contenders import model_configs
 from benchmarks.gpu_checks import python_source
 from benchmarks.gpu_models import SMOLLM2
+from common.choices import Compile
 from common.errors import UserError
 from pipelines.presets import PRESETS
 from pipelines.terminal import cli
 from pipelines.training.optim import build_optimizer
 from pipelines.training.precision import machine_of, width_of
 from recur_models import LlamaConfig, ModelConfig, RecConfig, SlideConfig, detach
+from recur_models.compiling import compile_model
 from studies.papers.measuring import torch_threads
 
 Model = Literal[
@@ -65,6 +68,8 @@ class BenchConfig:
     """Tokens of a lane in a step of the compared trainings."""
     profile: int = 0
     """Entries of each step's profile, the largest first; 0 for no profile."""
+    compile: Compile = "no"
+    """torch.compile of the models, in the rounds that do not count."""
     record: bool = False
     """Record the result in results/speed."""
 
@@ -100,12 +105,15 @@ def case(name: Model) -> tuple[ModelConfig, int, int, int]:
 class Training:
     """A model in training in one precision."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, lanes: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, lanes: int, dtype: torch.dtype, compile: Compile = "no"
+    ) -> None:
         torch.manual_seed(0)
         self.config = config
         self.vocab_size = vocab_size
         self.dtype = dtype
         self.model = config.build(vocab_size)
+        compile_model(self.model, compile)
         self.optimizer = build_optimizer(self.model, replace(PRESETS["small-rec"].optim, lr=1e-3))
         self.state = self.model.initial_state(lanes)
 
@@ -183,13 +191,13 @@ def share_of_rate(flops: float, seconds: list[float], product_seconds: list[floa
     return f"{statistics.median(flops / step / (product_flops / product) for step, product in pairs):.0%}"
 
 
-def step_runs(name: Model) -> dict[str, Callable[[], object]]:
+def step_runs(name: Model, compile: Compile) -> dict[str, Callable[[], object]]:
     """A model's training step in each precision, on the same tokens."""
     config, vocab_size, lanes, length = case(name)
     tokens_BT = torch.randint(vocab_size, (lanes, length), generator=torch.Generator().manual_seed(0))
     runs: dict[str, Callable[[], object]] = {}
     for dtype_name, dtype in DTYPES.items():
-        training = Training(config, vocab_size, lanes, dtype)
+        training = Training(config, vocab_size, lanes, dtype, compile)
         runs[dtype_name] = lambda training=training: training.step(tokens_BT, tokens_BT.roll(-1, 1))
     return runs
 
@@ -251,7 +259,7 @@ def losses(config: BenchConfig) -> list[results.Cell]:
     model, vocab_size, *_ = case(config.models[0])
     ids = python_source().long()
     starts_B1 = torch.arange(config.lanes)[:, None] * (len(ids) // config.lanes)
-    trainings = [Training(model, vocab_size, config.lanes, dtype) for dtype in DTYPES.values()]
+    trainings = [Training(model, vocab_size, config.lanes, dtype, config.compile) for dtype in DTYPES.values()]
     nats: list[list[float]] = [[], []]
     for step in range(config.training_steps):
         places_BT = (starts_B1 + step * config.segment_length + torch.arange(config.segment_length)) % (len(ids) - 1)
@@ -274,7 +282,7 @@ def main(argv: list[str]) -> None:
         rows = products(config.rounds)
         profiles: Rows = []
         for name in config.models:
-            runs = step_runs(name)
+            runs = step_runs(name, config.compile)
             rows += steps(name, runs, config.rounds)
             if config.profile:
                 profiles += profiled(name, runs, config.profile)
