@@ -203,7 +203,8 @@ class RunFolder:
                 else:
                     complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
             except (CheckpointError, PermissionError) as error:
-                complaints.append(sentence(error))
+                if name in self.checkpoint_names():  # else the run trains, and has removed it
+                    complaints.append(sentence(error))
         return complete, complaints
 
     def beyond(self, step: int) -> dict[str, int]:
@@ -221,8 +222,9 @@ class RunFolder:
             return (self.checkpoints / name).changed()
         return 0
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
+    def newest(self, retries: int = 9) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not. The search begins
+        again, ``retries`` times at most, if a training process has removed a checkpoint meanwhile.
 
         Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
         """
@@ -233,6 +235,8 @@ class RunFolder:
             except PickledError:
                 raise
             except CheckpointError as error:
+                if retries and name not in self.checkpoint_names():  # the run trains, and has newer ones
+                    return self.newest(retries - 1)
                 complaints.append(str(error))
         if complaints:
             raise CheckpointError(

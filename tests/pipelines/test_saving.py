@@ -319,6 +319,29 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_passed_over(train: Train) ->
         thread.join()
 
 
+def test_the_newest_is_found_though_the_run_has_just_removed_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with `--checkpoint.keep 1`, where the reader was slow between the list of the checkpoints and the newest of them."""
+    trained = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=0))
+    trained.save(1)
+    trained.saver.close()
+    coming = iter((2, 3, 4))
+    list_names = RunFolder.checkpoint_names
+
+    def list_and_save(run: RunFolder) -> list[str]:
+        names = list_names(run)
+        if threading.current_thread() is threading.main_thread():  # the reader's, and not the saver's own
+            for step in itertools.islice(coming, 1):
+                trained.save(step)
+                trained.saver.close()
+        return names
+
+    monkeypatch.setattr(RunFolder, "checkpoint_names", list_and_save)
+    assert trained.run.examined() == ([], [])
+    assert find_checkpoint(tmp_path).step == 4 and capsys.readouterr().err == ""
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of three megabytes."""
