@@ -177,6 +177,10 @@ class Saver:
             self._give_up.set()
         self._thread.join()
         self._thread = None
+        if self._error is not None and self._world.rank == 0:
+            with contextlib.suppress(OSError):  # a silent bucket: the next start removes it
+                for place in self._run.unfinished():  # a rank may have written after rank 0 had removed the rest
+                    place.delete()
         self.check()
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -263,6 +263,25 @@ class TestFailure:
         with pytest.raises(SaveError):
             trained.saver.close()
 
+    def test_what_a_slower_rank_wrote_into_a_failed_one_is_removed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It makes the folder again after rank 0 has met a full disk, and has removed what there was."""
+        trained = Trained(tmp_path)
+        folder = trained.obstruct(1)
+
+        def rank_1_ends(world: Alone, failed: bool) -> bool:
+            folder.unlink()
+            folder.mkdir()
+            (folder / "lanes-1-2-of-2.safetensors").touch()
+            return failed
+
+        monkeypatch.setattr(Alone, "any", rank_1_ends)
+        trained.save(1)
+        with pytest.raises(SaveError, match="step 1 could not be written"):
+            trained.saver.close()
+        assert not list(folder.parent.iterdir())
+
     @pytest.mark.parametrize(
         ("cause", "users"),
         [
