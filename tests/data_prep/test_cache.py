@@ -101,6 +101,30 @@ def test_the_folder_is_bounded_and_leftovers_go(open_store: Open, tmp_path: Path
     assert all(path.exists() for path in others)  # the user's own
 
 
+def test_a_file_that_another_process_begins_to_read_stays(
+    open_store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked for the file after it was listed as the one used longest ago: it would open a file that is gone."""
+    store = open_store()
+    first, second, *_, last = store.manifest.parts
+    cache = SegmentCache(tmp_path / "small", most_bytes=last.bytes)
+    earlier = [cache.folder / f"{part.xxh3}-{part.bytes}.arrow" for part in (first, second)]
+    cache.folder.mkdir()
+    for age, (path, part) in enumerate(zip(earlier, (first, second), strict=True)):
+        path.write_bytes(b"x" * part.bytes)
+        os.utime(path, (age, age))
+    unlink = Path.unlink
+
+    def unlink_while_it_is_used(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        if path == earlier[0]:
+            assert cache.file(store.place / second.name, second) == earlier[1]
+
+    monkeypatch.setattr(Path, "unlink", unlink_while_it_is_used)
+    assert cache.file(store.place / last.name, last)
+    assert [path.exists() for path in earlier] == [False, True]
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_locks_costs_the_cache_alone(
     open_store: Open, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
