@@ -89,18 +89,21 @@ class Job:
 
 
 def content_stamp(place: Place) -> str:
-    """A text that changes with a file or folder: by its newest checkpoint's record, else by names, sizes and times; "" for none."""
+    """A text that changes with a file or folder: by its newest checkpoint's record, else by names, sizes and times; "" for none,
+    and for one that is changing now.
+    """
     if place.name == "checkpoints":
         newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
-    if place.is_dir():
-        files = [file for file in place.list(recursive=True, follow=True) if not file.is_dir]
-        return digest(sorted((file.name, file.bytes, file.place.changed()) for file in files))
-    if not place.is_file():
-        return ""
-    if place.name.endswith((".json", ".csv")):
-        return place.xxh3()
-    return f"{place.name} {place.size()} {place.changed()}"
+    with contextlib.suppress(FileNotFoundError):  # another command is writing there, and has removed a file
+        if place.is_dir():
+            files = [file for file in place.list(recursive=True, follow=True) if not file.is_dir]
+            return digest(sorted((file.name, file.bytes, file.place.changed()) for file in files))
+        if place.is_file() and place.name.endswith((".json", ".csv")):
+            return place.xxh3()
+        if place.is_file():
+            return f"{place.name} {place.size()} {place.changed()}"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.places import Place
+from common.places import Listed, Place
 from pipelines.training import jobs
 from pipelines.training.jobs import Job, JobRecord, content_stamp, run_jobs, start_job
 from pipelines.training.stopping import STOPPED_STATUS
@@ -189,6 +189,23 @@ def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
     assert content_stamp(place / "missing.json") == ""
     (tmp_path / "checkpoints").mkdir()
     assert content_stamp(place / "checkpoints") == ""  # none in it
+
+
+def test_a_folder_that_another_command_writes_has_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two `run` commands for one corpus: one prepares it while the other one looks."""
+    staged = tmp_path / "part-00000.arrow.1.0badc0de.tmp"
+    list_files = Place.list
+
+    def list_and_rename(place: Place, *options: bool, **more: bool) -> list[Listed]:
+        staged.touch()
+        found = list_files(place, *options, **more)
+        staged.rename(tmp_path / "part-00000.arrow")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "list", list_and_rename)
+        assert content_stamp(Place.parse(tmp_path)) == ""
+    assert content_stamp(Place.parse(tmp_path)) != ""
 
 
 def test_another_source_in_a_bucket_has_another_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
