@@ -18,7 +18,6 @@ import gc
 import json
 import logging
 import re
-import socket
 import threading
 from collections import deque
 from pathlib import Path
@@ -39,7 +38,7 @@ from pipelines.sweeps.sweep import Sweep
 from pipelines.sweeps.trial_loop import TrialLoop, ended_as, known_metrics, outcome_of, reason_of, train_trial
 from pipelines.terminal import plugins
 from pipelines.training.stopping import Stop
-from pipelines.training.world import World, join
+from pipelines.training.world import World, join, listen
 from tune_spaces.drawing import METRIC
 
 POINTER = "pointer.json"
@@ -136,9 +135,7 @@ class TrialActor(tune.Trainable):
         for index in range(1, size):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             self._peers.append(ray.remote(TrialRank).options(**options, scheduling_strategy=place).remote())
-        with socket.socket() as free:
-            free.bind(("", 0))
-            address = f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+        _store, address = listen(ray.util.get_node_ip_address())  # kept until all have joined
         where = {"init_method": address, "world_size": size}
         joined = [peer.join.remote(self._device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
         failed: list[BaseException] = []

@@ -87,6 +87,14 @@ def join(device: torch.device, **where: Any) -> None:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **where)
 
 
+def listen(host: str) -> tuple[dist.TCPStore, str]:
+    """A store on a free port of this machine, and its address, by which processes `join` (``init_method``). Rank 0, in this
+    process, joins through this store: no other program can take the port meanwhile, as long as the store is kept.
+    """
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    return store, f"tcp://{host}:{store.port}"
+
+
 @dataclass(frozen=True)
 class Launched:
     """Which of torchrun's processes this is, as its environment says; one alone where it says nothing."""

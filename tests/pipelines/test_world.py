@@ -1,12 +1,17 @@
-"""Which of torchrun's processes this is: what its environment says, and what is wrong with one that is not torchrun's."""
+"""Which of torchrun's processes this is: what its environment says, and what is wrong with one that is not torchrun's. And where
+processes that a sweep has started meet."""
 
 from __future__ import annotations
 
+import socket
+
 import pytest
+import torch
+import torch.distributed as dist
 
 from common.errors import UserError
 from pipelines import train
-from pipelines.training.world import Launched
+from pipelines.training.world import Launched, World, join, listen
 from tests.small_runs import TINY
 
 TWO = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -54,3 +59,15 @@ def test_torchrun_and_ray_are_not_both_asked_to_start_processes(monkeypatch: pyt
         UserError, match=r"num_workers is 2, and torchrun has started 2 processes.*: add --num-workers 0"
     ):
         train.main([*TINY, "--num-workers", "2"])
+
+
+def test_no_other_program_can_take_the_port_before_the_processes_join() -> None:
+    store, address = listen("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", store.port))
+    device = torch.device("cpu")
+    join(device, init_method=address, world_size=1, rank=0)
+    try:
+        assert World.current(device).broadcast_str("joined") == "joined"
+    finally:
+        dist.destroy_process_group()
