@@ -172,7 +172,7 @@ def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
 
     def held(tensors: dict[str, torch.Tensor], path: Path) -> None:
         at_work.set()
-        assert gate.wait(10)
+        assert gate.wait(300)
         write(tensors, path)
 
     expected = {name: value.clone() for name, value in trained.model.state_dict().items()}
@@ -180,7 +180,7 @@ def test_what_is_saved_is_what_was_there_at_the_time(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saving, "save_file", held)
         folder = trained.save(1)
-        assert at_work.wait(10) and not folder.exists()  # `save` came back before anything was on the disk
+        assert at_work.wait(300) and not folder.exists()  # `save` came back before anything was on the disk
         with torch.no_grad():
             for value in trained.model.parameters():
                 value.fill_(7.0)
@@ -653,7 +653,7 @@ def test_a_resumed_run_shows_its_steps_after_the_clock_was_set_back(
     file.append(Record(1, 10_000, {"train/bits_per_token": 8.0}))
     with show_progress(Place.parse(tmp_path), first_step=1, steps=2):
         file.append(Record(2, 5_000, {"train/bits_per_token": 7.0}))
-        wait_until(lambda: "step 2/2" in capsys.readouterr().out, seconds=30)
+    assert "step 2/2" in capsys.readouterr().out
 
 
 def test_the_time_left_is_estimated_from_the_first_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
