@@ -163,7 +163,7 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
         group.signal(signal.SIGSTOP, 1)
         victim, began = group.processes[1].pid, time.monotonic()
         assert group.wait() == [70, -9]
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < 120
     told = (run / "logs" / "hang.txt").read_text()
     assert re.match(
         rf"nothing has moved for 6 s: rank 1 \(process {victim} on \S+\) after step \d+ .*no sign of life", told

@@ -168,12 +168,12 @@ def test_a_stop_is_heard_while_there_is_no_room_for_a_worker(
 
     before = set(threading.enumerate())
     threading.Thread(target=ask, daemon=True).start()
-    assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 20
+    assert main([*long_run, "--num-workers", "2", "--placement.cpus", "3"]) == 75 and time.monotonic() < began + 120
     assert not (folder / "stop").exists()
     assert "waiting for room for 2 workers of 3 CPU (pack)" in capsys.readouterr().out
     # The command's process would end here; this one's thread still waits in Ray, which crashes where it is shut down meanwhile.
     while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < began + 60, left
+        assert time.monotonic() < began + 300, left
         for process in of_ray("TrainController"):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

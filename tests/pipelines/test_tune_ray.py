@@ -135,7 +135,7 @@ def test_a_ray_that_has_died_is_reported(
         head.kill()
         if asked:
             tuning.terminate()
-        _, printed = tuning.communicate(timeout=45)
+        _, printed = tuning.communicate(timeout=300)
     finally:
         tuning.kill()
     assert tuning.returncode == status, printed
