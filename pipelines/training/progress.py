@@ -110,6 +110,8 @@ class Tail:
     def __init__(self, place: Place):
         self.place = place
         self.seen = 0
+        self._last = b""
+        """The line that ends at ``seen``. If another one does, the file was rewritten."""
         self._looked = 0.0
 
     def records(self, last: bool = False) -> list[Record]:
@@ -121,19 +123,23 @@ class Tail:
         return list(filter(None, map(parse_record, self.lines())))
 
     def lines(self) -> list[str]:
-        """The whole lines since the last call; from the beginning when the file has become shorter (a resume rewrites it)."""
+        """The whole lines since the last call; from the beginning if the file was rewritten, as a resume does."""
         try:
-            size = self.place.size()
-            if size in (0, self.seen):
-                return []
-            self.seen = self.seen if size > self.seen else 0
             with self.place.open_random() as file:
-                file.seek(self.seen)
+                file.seek(min(self.seen - len(self._last), file.size()))
                 data = file.read()
+                if file.size() < self.seen or not data.startswith(self._last):
+                    self.seen = 0
+                    self._last = b""
+                    file.seek(0)
+                    data = file.read()
         except OSError:  # it is not there yet; or a bucket was silent for once
             return []
-        whole = data[: data.rfind(b"\n") + 1]
+        new = data[len(self._last) :]
+        whole = new[: new.rfind(b"\n") + 1]
         self.seen += len(whole)
+        lines = whole.splitlines(keepends=True)
+        self._last = lines[-1] if lines else self._last
         return whole.decode("utf-8", "replace").splitlines()
 
 

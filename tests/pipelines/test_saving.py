@@ -37,7 +37,7 @@ from pipelines.checkpoints.saving import SaveError, Saver, Unwritable
 from pipelines.config.run import CheckpointConfig
 from pipelines.inference.trained import find_checkpoint
 from pipelines.tracking.metrics_file import MetricsFile, Record
-from pipelines.training.progress import messages_into_log, show_progress
+from pipelines.training.progress import Tail, messages_into_log, show_progress
 from pipelines.training.world import World
 from tests.ordinary_user import let_all_read, ordinary_user
 from tests.small_corpus import contents, flip
@@ -654,6 +654,20 @@ def test_a_resumed_run_shows_its_steps_after_the_clock_was_set_back(
     with show_progress(Place.parse(tmp_path), first_step=1, steps=2):
         file.append(Record(2, 5_000, {"train/bits_per_token": 7.0}))
     assert "step 2/2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("made", [2, 3, 9])
+def test_a_file_that_a_resume_has_rewritten_is_read_from_its_beginning(tmp_path: Path, made: int) -> None:
+    """Though it is as long as before, or longer, when it is looked at again."""
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(Place.parse(path))
+    assert tail.records() == []
+    before = [Record(step, 1000 + step, {"train/bits_per_token": 8.0}) for step in range(1, 7)]
+    path.write_bytes(b"".join(record.line() for record in before) + b'{"step": 7, "ti')
+    assert tail.records() == before and tail.records() == []
+    after = [*before[:3], *(Record(step, 2000 + step, {"train/bits_per_token": 8.0}) for step in range(4, 4 + made))]
+    path.write_bytes(b"".join(record.line() for record in after))
+    assert tail.records() == after and tail.records() == []
 
 
 def test_the_time_left_is_estimated_from_the_first_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
