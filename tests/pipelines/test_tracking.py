@@ -38,9 +38,8 @@ DATA = DatasetInfo("python-source/train", "0123456789abcdef" * 2, "/store", docu
 
 
 @pytest.fixture
-def config(server: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TrackingConfig:
-    """The server, with an experiment for each test; a request may take one second."""
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+def config(server: Server, request: pytest.FixtureRequest) -> TrackingConfig:
+    """The server, with an experiment for each test."""
     return TrackingConfig(uri=server.uri, experiment=request.node.name, system_metrics="off", patience=20)
 
 
@@ -173,6 +172,7 @@ def test_a_silent_server_loses_nothing(
     tracker = start(replace(config, system_metrics="on"), tmp_path)
     tracker.log({"a": 0.0}, 0)
     wait_until(lambda: tracker.run_id and server.steps(tracker.run_id, "a") == [0])
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     server.signal(signal.SIGSTOP)
     try:
         longest = 0.0
@@ -183,6 +183,7 @@ def test_a_silent_server_loses_nothing(
             time.sleep(0.1)
     finally:
         heard = time.time() * 1000
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a busy server is not silent
         server.signal(signal.SIGCONT)
     assert longest < 0.9  # a request that is waited for takes a second
     tracker.log({"a": 81.0}, 81)
@@ -204,10 +205,9 @@ def test_a_silent_server_loses_nothing(
 def test_stop_ends_a_run_whose_server_falls_silent(
     server: Server, config: TrackingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")  # a busy server is not silent
-        tracker = start(replace(config, on_failure="stop", patience=1.5), tmp_path)
+    tracker = start(replace(config, on_failure="stop", patience=1.5), tmp_path)
     assert tracker.run_id  # "stop" waits for the first answer
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     server.signal(signal.SIGSTOP)
     try:
         with pytest.raises(TrackingError, match="does not take the run's metrics"):
