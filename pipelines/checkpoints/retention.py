@@ -2,6 +2,7 @@
 
 prune(run, "step-00000200", CheckpointConfig(keep=2))         # now that this one is complete
 best(run.complete_checkpoints())                              # a list, the best first
+open_best(run)                                                # verified; None if the run has validated none
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from common.places import Place, remove_temporary, sync
-from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, step_of
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
 
@@ -61,6 +62,25 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
     text = validated_on(max(scored, key=attrgetter("step")))
     comparable = [found for found in scored if validated_on(found) == text]
     return sorted(comparable, key=lambda found: (found.meta["validation"]["best_by"], found.step))
+
+
+def open_best(run: RunFolder, retries: int = 9) -> tuple[Checkpoint | None, list[str]]:
+    """The best checkpoint, if any was validated, and a sentence for each checkpoint that is damaged. The search begins again,
+    ``retries`` times at most, if a training process has removed the best one meanwhile.
+
+    Raises CheckpointError where the best one cannot be read.
+    """
+    complete, complaints = run.examined()
+    ranked = best(complete)
+    if not ranked:
+        return None, complaints
+    name = ranked[0].folder.name
+    try:
+        return run.open_checkpoint(name), complaints
+    except CheckpointError:
+        if not retries or name in run.checkpoint_names():
+            raise
+        return open_best(run, retries - 1)
 
 
 def validated_on(checkpoint: Snapshot) -> tuple[str, int]:

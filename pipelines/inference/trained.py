@@ -175,13 +175,9 @@ def find_checkpoint(path: str | Path, best: bool = False) -> Checkpoint:
         )
     if name:
         return run.open_checkpoint(name)
-    if best:
-        complete, complaints = run.examined()
-        ranked = retention.best(complete)
-        if ranked:
-            _warn_of(complaints)
-            return run.open_checkpoint(ranked[0].folder.name)
-    found, complaints = run.newest()
+    found, complaints = retention.open_best(run) if best else (None, [])
+    if found is None:
+        found, complaints = run.newest()
     _warn_of(complaints)
     if found is not None:
         return found

@@ -361,6 +361,27 @@ def test_the_newest_is_found_though_the_run_has_just_removed_what_it_was(
     assert find_checkpoint(tmp_path).step == 4 and capsys.readouterr().err == ""
 
 
+def test_the_best_is_found_though_the_run_has_just_removed_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=1), {1: 4.0, 2: 3.0, 3: 2.0, 4: 5.0})
+    trained.save(1)
+    trained.saver.close()
+    coming = iter((2, 3, 4))
+    examine = RunFolder.examined
+
+    def examine_and_save(run: RunFolder) -> tuple[list[Checkpoint], list[str]]:
+        found = examine(run)
+        if threading.current_thread() is threading.main_thread():  # the reader's, and not the saver's own
+            for step in itertools.islice(coming, 1):
+                trained.save(step)
+                trained.saver.close()
+        return found
+
+    monkeypatch.setattr(RunFolder, "examined", examine_and_save)
+    assert find_checkpoint(tmp_path, best=True).step == 3
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of three megabytes."""
