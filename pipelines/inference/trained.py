@@ -131,9 +131,15 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
             eos_ids=checkpoint.eos_ids,
         )
     tokenizer = tokenizer_of(checkpoint, store, corpus)
+    try:
+        model = model_of(checkpoint)
+    except CheckpointError:
+        if checkpoint.folder.exists():
+            raise
+        return load(path, store, corpus, best)  # the run trains, and has removed the checkpoint since it was found
     return Trained(
         place=str(checkpoint.folder),
-        model=model_of(checkpoint),
+        model=model,
         tokenizer=tokenizer,
         bod_id=bod_id(tokenizer),
         labels=isinstance(tokenizer, SymbolsTokenizer),

@@ -34,7 +34,7 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from pipelines import export, generate
-from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot
 from pipelines.generate import GenerateConfig, StopStream, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare
@@ -98,6 +98,25 @@ def test_a_run_and_its_export_write_the_same(run: Path, tmp_path: Path, capsys: 
     for place in (run, folder, max((run / "checkpoints").iterdir())):
         assert text_of(capsys, str(place), *options) == first
     assert text_of(capsys, str(run), *options, "--seed", "4") != first
+
+
+def test_the_newest_is_read_if_the_run_removes_the_one_that_was_found(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `--checkpoint.keep 1`, while the reader looks for the tokenizer and imports torch."""
+    run = train("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
+    found: list[int] = []
+    find = trained.tokenizer_of
+
+    def find_while_it_trains(checkpoint: Snapshot, store: str, corpus: str) -> Tokenizer:
+        found.append(checkpoint.step)
+        if len(found) == 1:
+            shutil.rmtree(checkpoint.folder)
+        return find(checkpoint, store, corpus)
+
+    monkeypatch.setattr(trained, "tokenizer_of", find_while_it_trains)
+    used = trained.load(run).checkpoint
+    assert used and [*found, used.step] == [2, 1, 1]
 
 
 def test_a_command_of_its_own_opens_an_export_without_a_question(run: Path) -> None:
