@@ -198,14 +198,17 @@ class SegmentStore:
             self._batches.popitem(last=False)
 
     def _read_batch(self, part: int, batch: int) -> Columns:
-        """All token slots of a verified record batch, as flat arrays. A damaged file of the cache is fetched once more."""
+        """All token slots of a verified record batch, as flat arrays. A file of the cache that is damaged, or was removed before it
+        was opened, is fetched once more.
+        """
         try:
             return self._read_verified(part, batch)
-        except StoreError:
+        except (StoreError, FileNotFoundError) as error:
             copy = self._copies.pop(part, None)
             if copy is None:
                 raise
-        print(f"warning: {copy} in the cache is damaged: fetching it again", file=sys.stderr, flush=True)
+            state = "damaged" if isinstance(error, StoreError) else "gone"
+        print(f"warning: {copy} in the cache is {state}: fetching it again", file=sys.stderr, flush=True)
         copy.unlink(missing_ok=True)
         self._parts.pop(part, None)
         return self._read_verified(part, batch)

@@ -17,6 +17,7 @@ import pytest
 from common.errors import UserError
 from common.places import Place
 from data_prep.cache import SegmentCache, cache_folder
+from data_prep.manifest import PartEntry
 from data_prep.store import SegmentStore
 from pipelines.prepare import PrepareConfig, prepare
 from tests.s3_server import uri_in_bucket
@@ -123,6 +124,29 @@ def test_a_file_that_another_process_begins_to_read_stays(
     monkeypatch.setattr(Path, "unlink", unlink_while_it_is_used)
     assert cache.file(store.place / last.name, last)
     assert [path.exists() for path in earlier] == [False, True]
+
+
+def test_a_file_that_is_removed_before_it_is_opened_is_fetched_again(
+    open_store: Open, fetched: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By a user, or by another process that needs the room. A part that the bucket lacks is still an error."""
+    expected = all_tokens(open_store("none"))
+    store = open_store()
+    gone = store.manifest.parts[1].name
+    find = SegmentCache.file
+
+    def find_and_remove(cache: SegmentCache, place: Place, entry: PartEntry) -> Path | None:
+        path = find(cache, place, entry)
+        if path and place.name == gone and fetched.count(gone) == 1:
+            path.unlink()
+        return path
+
+    monkeypatch.setattr(SegmentCache, "file", find_and_remove)
+    assert np.array_equal(all_tokens(store), expected) and fetched.count(gone) == 2
+    assert capfd.readouterr().err.count("in the cache is gone: fetching it again") == 1
+    (store.place / store.manifest.parts[0].name).delete()
+    with pytest.raises(FileNotFoundError):
+        all_tokens(SegmentStore(store.place, store.manifest, store.documents, cache=f"{store.cache}-2"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
