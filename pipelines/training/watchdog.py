@@ -153,12 +153,21 @@ class Heartbeat:
         pulses = list[Pulse]()
         dead = list[Pulse]()
         now = self._path(self._world.rank).stat().st_mtime
-        for path in filter(Path.exists, map(self._path, range(self._world.size))):
-            pulse = Pulse(**json.loads(path.read_text()))
-            pulses.append(pulse)
-            if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
-                dead.append(pulse)
+        for rank, path in enumerate(map(self._path, range(self._world.size))):
+            if path.exists():
+                pulse = read_pulse(path, rank)
+                pulses.append(pulse)
+                if now - path.stat().st_mtime > max(5.0, 0.5 * self._seconds):
+                    dead.append(pulse)
         return pulses, dead
+
+
+def read_pulse(path: Path, rank: int) -> Pulse:
+    """The pulse in a process's file. The file is empty if the disk was full, or the machine died before it sent the bytes."""
+    try:
+        return Pulse(**json.loads(path.read_bytes()))
+    except ValueError:
+        return Pulse(rank, "an unknown machine", 0, 0.0, where="has written no heartbeat")
 
 
 def standing(pulses: Sequence[Pulse], dead: Sequence[Pulse]) -> str:

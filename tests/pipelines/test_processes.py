@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -173,6 +175,29 @@ def test_a_process_that_stands_still_is_named_and_ended(words: list[str], calm: 
     with Group(mine, 2, log) as group:
         assert group.wait() == [0, 0]
     assert final_tensors(run, 60) == final_tensors(calm, 60)
+
+
+def test_a_process_without_a_heartbeat_hides_no_other_ones(tmp_path: Path) -> None:
+    """As on a full disk, or where a machine died before its first heartbeat had reached the shared folder."""
+    stand_still = """
+import dataclasses, sys, time
+from pipelines.checkpoints.run_folder import RunFolder
+from pipelines.training.watchdog import Heartbeat
+from pipelines.training.world import World
+world = dataclasses.replace(World.alone(), size=2)
+with Heartbeat(RunFolder.parse(sys.argv[1]), world, seconds=1) as heart:
+    heart.beat(3)
+    time.sleep(600)
+"""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "heartbeat-1.json").touch()
+    command = [sys.executable, "-c", stand_still, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = (logs / "hang.txt").read_text()
+    assert ended.returncode == 70 and told in ended.stderr
+    assert "rank 1 (process 0 on an unknown machine) after step 0 has written no heartbeat; rank 0 (" in told
+    assert "after step 3 in <string>:<module>" in told
 
 
 @pytest.mark.long
