@@ -41,7 +41,6 @@ class Tracker:
     def __init__(self, config: TrackingConfig, run_folder: Path, run: MlflowRun | None, kept: list[Record]) -> None:
         self._config = config
         self._run = run
-        self._file = MetricsFile(run_folder / "metrics.jsonl")
         self._waiting: list[Record | Callable[[MlflowRun], object]] = [*kept]
         """Records and calls that MLflow may lack, the oldest first; a repeated command makes the calls anew."""
         self._woken = threading.Event()
@@ -60,6 +59,10 @@ class Tracker:
             self._where = without_credentials(tracking_uri(config, run.root))
             self._waiting[:0] = [] if run.attached else [MlflowRun.describe]
             load_mlflow()  # here, not in the thread: importing in two threads at once can deadlock
+        self._file = MetricsFile(
+            run_folder / "metrics.jsonl"
+        )  # not before MLflow is loaded: a resume may replace the file
+        if run:
             self._thread.start()
 
     @classmethod

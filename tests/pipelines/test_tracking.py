@@ -403,6 +403,22 @@ def test_attach_adds_to_a_run_as_it_is(server: Server, config: TrackingConfig, t
     assert server.run(tracker.run_id)["info"]["status"] == "FAILED"
 
 
+def test_metrics_stay_though_the_run_resumes_while_mlflow_is_loaded(
+    config: TrackingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes an evaluation seconds. The resume writes the file anew, without the steps after its checkpoint."""
+    tracker = start(config, tmp_path)
+    for step in (1, 2):
+        tracker.log({"a": 1.0}, step)
+    tracker.finish("FAILED")
+    file = tmp_path / "run" / "metrics.jsonl"
+    monkeypatch.setattr("pipelines.tracking.tracker.load_mlflow", lambda: drop_after(file, 1))
+    other = Tracker.attach(config, tmp_path, tmp_path / "run")
+    other.log({"test/bits_per_byte": 2.5}, 1)
+    other.finish()
+    assert [list(record.metrics) for record in read_records(file)] == [["a"], ["test/bits_per_byte"]]
+
+
 def test_sqlite_is_the_default_and_waits_for_its_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
