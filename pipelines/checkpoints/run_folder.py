@@ -123,7 +123,8 @@ class RunFolder:
         """Copy files from the bucket to the working folder.
 
         Files that the bucket lacks come from another run of this name, and are removed here. But a bucket with checkpoints had a
-        curve, which was published before them. If the bucket has lost it, the local metrics.jsonl is the only copy and stays.
+        curve, which was published before them. If the bucket has lost it, the local metrics.jsonl is the only copy and stays. A
+        local log stays if it continues the bucket's: its last lines, such as the stacks of a hang, were not published in time.
         """
         if self.is_local:
             return
@@ -131,7 +132,9 @@ class RunFolder:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                copy(self.place / name, Place.parse(path))
+                local = path.read_bytes() if path.suffix == ".log" and path.exists() else None
+                if local is None or not local.startswith((self.place / name).read_bytes()):
+                    copy(self.place / name, Place.parse(path))
             except FileNotFoundError:
                 if name != "metrics.jsonl" or not self.checkpoint_names():
                     path.unlink(missing_ok=True)

@@ -282,6 +282,31 @@ def test_what_was_not_uploaded_whole_is_no_checkpoint(
     assert {file.name.split("/")[0] for file in run.checkpoints.list(recursive=True)} == set(run.checkpoint_names())
 
 
+def test_the_last_lines_of_a_killed_worker_stay_in_its_log(bucket: Bucket, machine: Callable[[str], None]) -> None:
+    """They were not published yet. A longer log of another machine takes the place of this one's."""
+    name = "logs/worker-0.log"
+    run = RunFolder(Place.parse(bucket("runs/mine")), trains=True)
+    logs = {}
+    for each in ("one", "two"):
+        machine(each)
+        run.fetch(name)
+        logs[each] = run.folder / name
+        with logs[each].open("ab") as log:
+            log.write(b"started\n")
+            log.flush()
+            run.publish(name)
+            log.write(f"{each} hung\n".encode())
+    machine("one")
+    run.fetch(name)
+    assert logs["one"].read_text() == "started\nstarted\n"
+    machine("two")
+    run.fetch(name)
+    assert logs["two"].read_text() == "started\nstarted\ntwo hung\n"
+    (run.place / name).delete()
+    run.fetch(name)
+    assert not logs["two"].exists()  # it was another run's
+
+
 def test_asked_to_stop_through_the_bucket(words: list[str], bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Place.parse(bucket("runs/mine")) / "stop"
 
