@@ -42,8 +42,11 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor
     if unit == "no":
         return
     from torch._dynamo import config  # takes a second
+    from torch._functorch import config as functorch_config
 
     config.recompile_limit = max(config.recompile_limit, VERSIONS)
+    # torch 2.13 writes over a tensor that the forward pass has kept, though the backward pass still reads a view of it.
+    functorch_config.donated_buffer = False
     for each in [model] if unit == "model" else model.layers:
         # The model recomputes, not its layers: those stay one graph.
         whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")

@@ -26,6 +26,7 @@ from recur_models import (
     detach,
 )
 from recur_models.compiling import compile_model, is_compiled
+from recur_models.core import Distances
 from recur_models.health import watch
 from recur_models.layers import scores
 from tests.recur_models.conftest import SIZE
@@ -127,6 +128,7 @@ def test_layers_of_the_staircase_family_are_compiled_whole_and_once(name: str) -
         torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
 
 
+COMPILE: tuple[Compile, ...] = ("no", "layer")
 REC: dict[str, Any] = {**SIZE, "layers": 1, "recurrent_layers": (1,), "states": 6, "dropout": 0.1}
 DECODER: dict[str, Any] = {"layers": 1, "d_model": 16, "heads": 2, "mlp_dim": 24, "positions": 16, "dropout": 0.1}
 WHOLE: dict[str, ModelConfig] = {
@@ -203,6 +205,24 @@ def test_compiled_layers_of_a_decoder_are_recomputed_under_autocast(recompute: R
         gradients.append(model.layers[0].mlp["down_proj"].weight.grad)
     plain, compiled = gradients
     assert (plain - compiled).norm() <= 0.02 * plain.norm()
+
+
+@pytest.mark.slow
+def test_gradients_of_a_compiled_staircases_values_are_right() -> None:
+    """The backward pass wrote over the weights of attention, and then read a view of them."""
+    torch.compiler.reset()
+    x_BnD, factor_BnD = torch.randn(2, 2, 128, 64, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for unit in COMPILE:
+        torch.manual_seed(0)
+        config = StaircaseConfig(1, d_model=64, heads=2, head_dim=32, mlp_dim=320, dropout=0.0, chunk=64, passes=2)
+        model = config.build(VOCAB)
+        compile_model(model, unit)
+        distances = Distances(model.distances_EP, itself=True)  # pyrefly: ignore
+        y_BnD = model.layers[0](x_BnD, None, distances, distances.unseen(128, 128, x_BnD.device), None)
+        gradients.append(torch.autograd.grad((y_BnD * factor_BnD).sum(), list(model.layers.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow
