@@ -28,6 +28,7 @@ from recur_models.layers import (
     joined,
     linear_part,
     merge_heads,
+    scores,
     shift_rows,
     split_heads,
     weighted_values,
@@ -168,7 +169,7 @@ class CoreLayer(nn.Module):
             zero_key_value: k₀ and v₀ of the layer that makes the keys, if they are known already.
         """
         parts = [(k.to(q_HnE.dtype), v.to(q_HnE.dtype)) for k, v in parts]
-        logits = torch.cat([q_HnE @ k.transpose(-1, -2) for k, _ in parts], dim=-1)
+        logits = torch.cat([scores(q_HnE, k) for k, _ in parts], dim=-1)
         unseen = seen.unseen_nm
         if seen.crossing_Bnm is None:
             return weighted_values(self.weights(masked_softmax(logits + distance_Hnm, unseen)), parts)

@@ -114,6 +114,7 @@ class PositionBias(nn.Module):
         Distances must grow by one from row to row and fall by one from column to column, so that a diagonal has one bucket. The
         caller masks those below zero.
         """
+        # In float32 on a CPU the sums would round differently, and results would change.
         if bucket_WZ.is_cuda or autocasts_to_bfloat16():
             return self.by_diagonals(bucket_WZ, factor_H)
         bias_HWZ = self.table_HN[:, bucket_WZ]
@@ -122,8 +123,7 @@ class PositionBias(nn.Module):
     def by_diagonals(self, bucket_WZ: Tensor, factor_H: Tensor | None = None) -> Tensor:
         """The same bias. Its backward pass first sums along each diagonal, instead of adding W · Z gradients to 32 numbers.
 
-        A GPU adds those one by one, which took half of a training step (results/speed). On a CPU the sums round otherwise, so
-        float32 is left as it was.
+        A GPU adds those one by one, which took half of a training step (results/speed).
         """
         rows, keys = bucket_WZ.shape
         bucket_P = torch.cat([bucket_WZ[:, 0].flip(0), bucket_WZ[0, 1:]])  # of each diagonal, from the bottom left
@@ -155,26 +155,36 @@ def weighted_values(weights_nm: Tensor, pairs: Sequence[tuple[Tensor, Tensor]]) 
 
 
 class _Scores(torch.autograd.Function):
-    """q · kᵀ. The gradient of the keys is made in their own layout."""
+    """q · kᵀ by batched products of matrices that are not copied in a transposed order, forward or backward."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, q_nE: Tensor, k_mE: Tensor) -> Tensor:  # pyrefly: ignore
-        ctx.save_for_backward(q_nE, k_mE)
-        return q_nE @ k_mE.transpose(-1, -2)
+        q_NnE, k_NmE = q_nE.flatten(0, -3), k_mE.flatten(0, -3)
+        ctx.save_for_backward(q_NnE, k_NmE)
+        return torch.bmm(q_NnE, k_NmE.transpose(1, 2)).view(*q_nE.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad_nm: Tensor) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
-        q_nE, k_mE = ctx.saved_tensors  # pyrefly: ignore
-        return grad_nm @ k_mE, grad_nm.transpose(-1, -2) @ q_nE
+        q_NnE, k_NmE = ctx.saved_tensors  # pyrefly: ignore
+        leading = grad_nm.shape[:-2]
+        grad_Nnm = grad_nm.flatten(0, -3)
+        grad_q_NnE = torch.bmm(grad_Nnm, k_NmE)
+        grad_k_NmE = torch.bmm(grad_Nnm.transpose(1, 2), q_NnE)
+        return grad_q_NnE.unflatten(0, leading), grad_k_NmE.unflatten(0, leading)
+
+
+def is_compiled_for_cpu(x: Tensor) -> bool:
+    """Whether torch.compile traces this code, and ``x`` is on a CPU."""
+    return torch.compiler.is_compiling() and x.device.type == "cpu"
 
 
 def scores(q_nE: Tensor, k_mE: Tensor, bias_nm: Tensor | None = None) -> Tensor:
-    """q · kᵀ + bias over any leading dimensions: [..., n, m].
+    """q · kᵀ + bias: [..., n, m]. Queries and keys have the same leading dimensions.
 
-    Autograd makes the gradient of kᵀ and transposes it. In code that is compiled for a CPU, inductor's transposed copies of
-    bfloat16 can be wrong (torch 2.13 with GCC 12), so the gradient of k is made without one there.
+    On a CPU, inductor can compile transposed copies of bfloat16 wrongly (torch 2.13 with GCC 12): those of k, and of its gradient,
+    which autograd makes as that of kᵀ. Compiled code therefore does without them.
     """
-    if torch.compiler.is_compiling() and q_nE.device.type == "cpu":
+    if is_compiled_for_cpu(q_nE):
         logits_nm = _Scores.apply(q_nE, k_mE)  # pyrefly: ignore
         return logits_nm if bias_nm is None else logits_nm + bias_nm
     logits_nm = q_nE @ k_mE.transpose(-1, -2)
@@ -182,19 +192,19 @@ def scores(q_nE: Tensor, k_mE: Tensor, bias_nm: Tensor | None = None) -> Tensor:
 
 
 def softmax_product(logits_nm: Tensor, v_mE: Tensor, factors_nm: Tensor | None = None) -> Tensor:
-    """softmax(logits) · v over any leading dimensions, in the dtype of the values: [..., n, E]. ``factors_nm``: multiply the
-    weights, as a dropout mask does.
+    """softmax(logits) · v over any leading dimensions, in the dtype of the values: [..., n, E]. ``factors_nm``: multiplied with
+    the weights, such as a dropout mask.
 
     Code that is compiled for a CPU divides the result by the sum of the exponentials, not each weight. inductor's softmax would
     write all exponentials in float32 and read them twice.
     """
     dtype = v_mE.dtype
-    if torch.compiler.is_compiling() and logits_nm.device.type == "cpu":
+    total_n1: Tensor | None = None
+    if is_compiled_for_cpu(logits_nm):
         weights_nm = (logits_nm - logits_nm.detach().amax(-1, keepdim=True)).exp().to(dtype)
         total_n1 = upcast(weights_nm).sum(-1, keepdim=True)
     else:
         weights_nm = torch.softmax(logits_nm, dim=-1).to(dtype)
-        total_n1 = None
     if factors_nm is not None:
         weights_nm = weights_nm * factors_nm.to(dtype)
     product_nE = weights_nm @ v_mE

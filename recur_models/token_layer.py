@@ -115,9 +115,8 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(rates.mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(
-            0, -2
-        )  # the backward pass of compiled code then finds the ReLU's sign in what the product keeps
+        # As rows: compiled code then finds the ReLU's sign, for the backward pass, in the tensor that the product keeps.
+        rows = x.flatten(0, -2)
         return self.dropout(self.out(self.hidden_dropout(F.relu(self.hidden(rows))))).view(x.shape)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recur_models.layers import MASKED, PositionBias, scores, softmax_product
+from recur_models.layers import MASKED, PositionBias, is_compiled_for_cpu, scores, softmax_product
 
 
 class Window(NamedTuple):
@@ -73,9 +73,7 @@ def with_previous(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detache
     ``detached``: the previous block's get no gradient, wherever they come from.
     """
     cache_BHWE = cache_BHWE.to(x_BKHWE.dtype)
-    if (
-        torch.compiler.is_compiling()
-    ):  # inductor does not join the copies of the function above, but those of these operations
+    if is_compiled_for_cpu(x_BKHWE):  # inductor fuses these operations, and not the writes of _WithPrevious
         previous_BKHWE = torch.cat([cache_BHWE[:, None], x_BKHWE[:, :-1]], 1)
         previous_BKHWE = previous_BKHWE.detach() if detached else previous_BKHWE
         return torch.cat([previous_BKHWE.masked_fill(fresh_BK[:, :, None, None, None], 0.0), x_BKHWE], 3)
@@ -107,10 +105,9 @@ def window_bias(position_bias: PositionBias | None, scale_H: Tensor, bucket_WZ: 
 
     ``bucket_WZ``: int64, buckets of the distances. ``unseen_WZ``: bool, True where a query does not see a key.
     """
-    bias_HWZ = scale_H.new_zeros(1, *bucket_WZ.shape)
-    if position_bias is not None:
-        bias_HWZ = position_bias(bucket_WZ, scale_H.abs())
-    return bias_HWZ.masked_fill(unseen_WZ, MASKED)
+    if position_bias is None:
+        return scale_H.new_zeros(1, *bucket_WZ.shape).masked_fill(unseen_WZ, MASKED)
+    return position_bias(bucket_WZ, scale_H.abs()).masked_fill(unseen_WZ, MASKED)
 
 
 def windowed_attention(
