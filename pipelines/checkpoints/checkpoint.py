@@ -39,6 +39,8 @@ if TYPE_CHECKING:  # commands look for a run before they need torch, which takes
 SCHEMA = 2
 NAME = re.compile(r"step-(\d+)(\.[0-9a-f]+)?")
 """Name of a checkpoint's folder; in a bucket with the token of the start that made it."""
+TRIES = 10
+"""How often a search for a checkpoint begins, at most, while a training process removes what it has found."""
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 """Endings of files that may hold pickled objects, which run code when they are read."""
 
@@ -252,7 +254,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
-    except (SafetensorError, FileNotFoundError) as error:  # other OSErrors may be transient: the next start reads again
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is gone: if its run trains, repeat the command, or train with a larger --checkpoint.keep"
+        ) from None
+    except SafetensorError as error:  # other OSErrors may be transient: the next start reads again
         raise CheckpointError(f"{path} cannot be read: {error}") from None
 
 

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from common.places import Place, remove_temporary, sync
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, step_of
+from pipelines.checkpoints.checkpoint import TRIES, Checkpoint, CheckpointError, Snapshot, step_of
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
 
@@ -64,9 +64,9 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
     return sorted(comparable, key=lambda found: (found.meta["validation"]["best_by"], found.step))
 
 
-def open_best(run: RunFolder, retries: int = 9) -> tuple[Checkpoint | None, list[str]]:
-    """The best checkpoint, if any was validated, and a sentence for each checkpoint that is damaged. The search begins again,
-    ``retries`` times at most, if a training process has removed the best one meanwhile.
+def open_best(run: RunFolder, tries: int = TRIES) -> tuple[Checkpoint | None, list[str]]:
+    """The best checkpoint, if any was validated, and a sentence for each checkpoint that is damaged. The search begins again
+    if a training process removes the best one meanwhile.
 
     Raises CheckpointError where the best one cannot be read.
     """
@@ -78,9 +78,9 @@ def open_best(run: RunFolder, retries: int = 9) -> tuple[Checkpoint | None, list
     try:
         return run.open_checkpoint(name), complaints
     except CheckpointError:
-        if not retries or name in run.checkpoint_names():
+        if tries == 1 or name in run.checkpoint_names():
             raise
-        return open_best(run, retries - 1)
+        return open_best(run, tries - 1)
 
 
 def validated_on(checkpoint: Snapshot) -> tuple[str, int]:

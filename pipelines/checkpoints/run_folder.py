@@ -39,7 +39,7 @@ from common.errors import sentence
 from common.lock import file_lock
 from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
-from pipelines.checkpoints.checkpoint import NAME, Checkpoint, CheckpointError, PickledError, read_meta, step_of
+from pipelines.checkpoints.checkpoint import NAME, TRIES, Checkpoint, CheckpointError, PickledError, read_meta, step_of
 from pipelines.checkpoints.nearby import remedy_near
 from pipelines.config.run import REPORTS, TrainConfig
 
@@ -192,9 +192,9 @@ class RunFolder:
         complete, _ = self.examined()
         return complete
 
-    def examined(self) -> tuple[list[Checkpoint], list[str]]:
+    def examined(self, tries: int = TRIES) -> tuple[list[Checkpoint], list[str]]:
         """Checkpoints that are complete by their records, the newest first, and a sentence for each that is not, or that may not be
-        read. For a bucket only their meta is read.
+        read. For a bucket only their meta is read. The look begins again if a training process removes a checkpoint meanwhile.
         """
         complete: list[Checkpoint] = []
         complaints: list[str] = []
@@ -206,8 +206,9 @@ class RunFolder:
                 else:
                     complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
             except (CheckpointError, PermissionError) as error:
-                if name in self.checkpoint_names():  # else the run trains, and has removed it
-                    complaints.append(sentence(error))
+                if tries > 1 and name not in self.checkpoint_names():
+                    return self.examined(tries - 1)
+                complaints.append(sentence(error))
         return complete, complaints
 
     def beyond(self, step: int) -> dict[str, int]:
@@ -225,9 +226,9 @@ class RunFolder:
             return (self.checkpoints / name).changed()
         return 0
 
-    def newest(self, retries: int = 9) -> tuple[Checkpoint | None, list[str]]:
+    def newest(self, tries: int = TRIES) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not. The search begins
-        again, ``retries`` times at most, if a training process has removed a checkpoint meanwhile.
+        again if a training process removes a checkpoint meanwhile.
 
         Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
         """
@@ -238,8 +239,8 @@ class RunFolder:
             except PickledError:
                 raise
             except CheckpointError as error:
-                if retries and name not in self.checkpoint_names():  # the run trains, and has newer ones
-                    return self.newest(retries - 1)
+                if tries > 1 and name not in self.checkpoint_names():
+                    return self.newest(tries - 1)
                 complaints.append(str(error))
         if complaints:
             raise CheckpointError(

@@ -102,6 +102,8 @@ class Saver:
         self._own_files_done = threading.Event()
         self._give_up = threading.Event()
         self._error: SaveError | None = None
+        self._together: Place | None = None
+        """Where the files of all ranks of the newest save meet."""
         left = run.unfinished() if world.rank == 0 else []
         if not run.is_local:  # each machine has a working folder of its own
             left += RunFolder.parse(run.folder).unfinished()
@@ -177,10 +179,9 @@ class Saver:
             self._give_up.set()
         self._thread.join()
         self._thread = None
-        if self._error is not None and self._world.rank == 0:
+        if self._error is not None and self._together is not None and self._world.rank == 0:
             with contextlib.suppress(OSError):  # a silent bucket: the next start removes it
-                for place in self._run.unfinished():  # a rank may have written after rank 0 had removed the rest
-                    place.delete()
+                self._together.delete()  # a rank may have written after rank 0 had removed the rest
         self.check()
 
     def _copy(self, file: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -205,6 +206,7 @@ class Saver:
         own = "" if run.is_local else f".{self._world.rank}"
         staged = run.folder / "checkpoints" / f".{checkpoint}{own}.tmp"
         together = Place.parse(staged) if run.is_local else run.checkpoints / checkpoint
+        self._together = together
         self._error = None
         try:
             # A local run's folder is there since the start of the run. Where somebody has removed it, saving fails: without its

@@ -30,7 +30,7 @@ from data_prep.tokenizers import (
 )
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, Snapshot, check_fits
+from pipelines.checkpoints.checkpoint import TRIES, Checkpoint, CheckpointError, Snapshot, check_fits
 from pipelines.checkpoints.exported import CODE, Exported, check_is_ours, is_exported
 from pipelines.checkpoints.run_folder import TRAIN_FIRST, find_run
 
@@ -111,7 +111,7 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:
+def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False, tries: int = TRIES) -> Trained:
     """The model and tokenizer at this path or URI. ``best``: a run's best checkpoint, and not its newest.
 
     Raises:
@@ -134,9 +134,11 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     try:
         model = model_of(checkpoint)
     except CheckpointError:
-        if checkpoint.folder.exists():
+        if tries == 1 or checkpoint.folder.exists():
             raise
-        return load(path, store, corpus, best)  # the run trains, and has removed the checkpoint since it was found
+        return load(
+            path, store, corpus, best, tries - 1
+        )  # the run trains, and has removed the checkpoint since it was found
     return Trained(
         place=str(checkpoint.folder),
         model=model,
