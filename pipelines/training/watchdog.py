@@ -163,11 +163,13 @@ class Heartbeat:
 
 
 def read_pulse(path: Path, rank: int) -> Pulse:
-    """The pulse in a process's file. The file is empty if the disk was full, or the machine died before it sent the bytes."""
+    """The pulse in a process's file, or one without a process if the file is empty: the disk was full, or the machine died before
+    the bytes reached the shared folder.
+    """
     try:
         return Pulse(**json.loads(path.read_bytes()))
     except ValueError:
-        return Pulse(rank, "an unknown machine", 0, 0.0, where="has written no heartbeat")
+        return Pulse(rank, "", 0, 0.0)
 
 
 def standing(pulses: Sequence[Pulse], dead: Sequence[Pulse]) -> str:
@@ -176,11 +178,16 @@ def standing(pulses: Sequence[Pulse], dead: Sequence[Pulse]) -> str:
     """
     fewest = min(pulse.step for pulse in pulses)
     suspects = dead or [pulse for pulse in pulses if pulse.step == fewest]
-    return "; ".join(
-        f"rank {pulse.rank} (process {pulse.pid} on {pulse.host}) after step {pulse.step} "
-        + ("gives no sign of life" if pulse in dead else pulse.where or "moves")
-        for pulse in sorted(pulses, key=lambda pulse: pulse not in suspects)
-    )
+    ordered = sorted(pulses, key=lambda pulse: pulse not in suspects)
+    return "; ".join(description(pulse, pulse in dead) for pulse in ordered)
+
+
+def description(pulse: Pulse, dead: bool) -> str:
+    """Where a process stands, in words. ``dead``: it has written nothing for long."""
+    if not pulse.pid:
+        return f"rank {pulse.rank} has written no heartbeat"
+    doing = "gives no sign of life" if dead else pulse.where or "moves"
+    return f"rank {pulse.rank} (process {pulse.pid} on {pulse.host}) after step {pulse.step} {doing}"
 
 
 def kill(pulse: Pulse) -> None:
