@@ -107,10 +107,11 @@ class SegmentCache:
             for modified, bytes, path in sorted(files):
                 left = staged_for(path.name) and modified < time.time() - ABANDONED_SECONDS
                 if left or (filled > self.most_bytes and path.suffix == ".arrow"):
-                    with contextlib.suppress(FileNotFoundError):
-                        if path.stat().st_mtime == modified:  # else another process is about to read it
-                            path.unlink()
-                            filled -= bytes
+                    with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                        if path.stat().st_mtime != modified:  # another process is about to read it
+                            continue
+                        path.unlink()
+                    filled -= bytes
 
     def _alone(self, name: str) -> FileLock:
         """A lock that one process of this machine holds at a time. It ends with its process."""

@@ -207,9 +207,11 @@ class SegmentStore:
             copy = self._copies.pop(part, None)
             if copy is None:
                 raise
-            state = "damaged" if isinstance(error, StoreError) else "gone"
+            damaged = isinstance(error, StoreError)
+        state = "damaged" if damaged else "gone"
         print(f"warning: {copy} in the cache is {state}: fetching it again", file=sys.stderr, flush=True)
-        copy.unlink(missing_ok=True)
+        if damaged:  # otherwise another process may have fetched it by now
+            copy.unlink(missing_ok=True)
         self._parts.pop(part, None)
         return self._read_verified(part, batch)
 
