@@ -260,13 +260,13 @@ class Group:
         failed = self._first_to_fail(seconds)
         expected = f"ranks {list(victims)} were to be killed by SIGKILL"
         assert any(rank in victims and status == -signal.SIGKILL for rank, status in failed), (
-            f"{expected}, and failed first, with their statuses: {failed}: {self.said()[-3000:]}"
+            f"{expected}, and failed first, with their statuses: {failed}: {self.said()}"
         )
         for rank in victims:
             self.signal(signal.SIGKILL, rank)
         statuses = self.wait(seconds)
         killed = [r for r, status in enumerate(statuses) if status == -signal.SIGKILL and r not in self._ended]
-        assert killed == sorted(victims), f"{expected}; the statuses are {statuses}: {self.said()[-3000:]}"
+        assert killed == sorted(victims), f"{expected}; the statuses are {statuses}: {self.said()}"
 
     def _first_to_fail(self, seconds: float) -> list[tuple[int, int | None]]:
         """The ranks that end first with another status than 0, and their statuses. Empty if all end well, or none within so many
@@ -292,9 +292,9 @@ class Group:
             process.join()
 
     def said(self) -> str:
-        """The output of all ranks, that of rank 0 last."""
+        """The last 3,000 characters of each rank's output, those of rank 0 last."""
         logs = [self._log_of(rank) for rank in reversed(range(len(self.processes)))]
-        return "".join(log.read_text(errors="replace") for log in logs if log.exists())
+        return "".join(log.read_text(errors="replace")[-3000:] for log in logs if log.exists())
 
     def _log_of(self, rank: int) -> Path:
         return Path(f"{self.log}-{rank}") if rank else self.log

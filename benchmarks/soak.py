@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
             while any(process.is_alive() for process in group.processes):
                 calm.look(group)
                 time.sleep(0.1)
-            assert group.wait(1) == [0, 0], group.said()[-3000:]
+            assert group.wait(1) == [0, 0], group.said()
         print(f"undisturbed: {(time.monotonic() - began) / 60:.1f} minutes; {calm.told()}", flush=True)
         # Only the undisturbed run validates the last step: the other did not know that it was the last.
         expected, found = (final_tensors(root / run, last, unless=("validation",)) for run in ("calm", "soak"))
@@ -124,16 +124,16 @@ def soak(words: list[str], root: Path, config: BenchConfig) -> tuple[int, int, M
         with Group(words, 2, root / "soak.log") as group:
             kill_at = time.monotonic() + random.uniform(*config.pause)
             while time.monotonic() < min(kill_at, end):
-                assert all(process.is_alive() for process in group.processes), group.said()[-3000:]
+                assert all(process.is_alive() for process in group.processes), group.said()
                 meter.look(group)
                 time.sleep(0.05)
             if kill_at > end:
                 while reached(root / "soak") <= furthest:  # a process that has only begun cannot save
-                    assert all(process.is_alive() for process in group.processes), group.said()[-3000:]
+                    assert all(process.is_alive() for process in group.processes), group.said()
                     time.sleep(0.1)
                 group.signal(signal.SIGTERM)
                 statuses = group.wait(120)
-                assert statuses == [STOPPED_STATUS] * 2, f"{statuses} {group.said()[-3000:]}"
+                assert statuses == [STOPPED_STATUS] * 2, f"{statuses} {group.said()}"
                 return kills, again, meter
             before = newest(root / "soak")
             victims = random.choice(((0,), (1,), (0, 1)))

@@ -191,7 +191,7 @@ def test_marks_tell_a_changed_file_or_folder(tmp_path: Path) -> None:
     assert content_stamp(place / "checkpoints") == ""  # none in it
 
 
-def test_a_folder_that_another_command_writes_has_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_command_writes_has_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two `run` commands for one corpus: one prepares it while the other one looks."""
     staged = tmp_path / "part-00000.arrow.1.0badc0de.tmp"
     list_files = Place.list

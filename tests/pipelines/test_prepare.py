@@ -108,7 +108,7 @@ def test_errors_in_tasks_are_sentences(make_config, text_folder: Path, ray_sessi
 
 
 KILLED = """
-import os, signal, sys, time
+import os, signal, sys
 from data_prep import committing
 from pipelines.prepare import main
 commit, count = committing.commit_part, 0
@@ -117,7 +117,7 @@ def counted(*arguments):
     commit(*arguments)
     count += 1
     if count >= int(sys.argv[1]):  # other threads count too, and may have come further
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)  # Ray's workers too
 committing.commit_part = counted
 main(sys.argv[2:])
 """
@@ -129,8 +129,9 @@ def test_kill_and_resume(make_config, tmp_path: Path, parts: int) -> None:
     whole = make_config(store=str(tmp_path / "whole"))
     prepare(whole)
     killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(parts), *command(make_config())], cwd=ROOT, capture_output=True, timeout=120
-    )
+        [sys.executable, "-c", KILLED, str(parts), *command(make_config())],
+        cwd=ROOT, capture_output=True, timeout=120, start_new_session=True,
+    )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
     folder = make_config().folder / "train"
     with pytest.raises(StoreError, match="was not finished: run the same prepare command again"):
@@ -153,7 +154,7 @@ def test_killed_after_some_parts(make_config, text_folder: Path, tmp_path: Path)
     prepare(whole)
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, "8", *command(make_config(), **{"num-workers": 2})],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300, start_new_session=True,
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL
     assert len(list(make_config().folder.glob("*/ledger/*.json"))) >= 8

@@ -1,5 +1,5 @@
-"""Which of torchrun's processes this is: what its environment says, and what is wrong with one that is not torchrun's. And where
-processes that a sweep has started meet."""
+"""Which of torchrun's processes this is: what its environment says, and what is wrong with one that is not torchrun's. Where the
+processes of a sweep's trial meet: on a port that stays theirs."""
 
 from __future__ import annotations
 
