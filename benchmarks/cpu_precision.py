@@ -69,7 +69,7 @@ class BenchConfig:
     profile: int = 0
     """Entries of each step's profile, the largest first; 0 for no profile."""
     compile: Compile = "no"
-    """torch.compile of the models, in the rounds that do not count."""
+    """torch.compile each layer, or the whole model. The rounds that do not count compile."""
     record: bool = False
     """Record the result in results/speed."""
 

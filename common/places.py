@@ -207,7 +207,7 @@ class Place:
                 folder = os.open(os.path.dirname(self.path), os.O_RDONLY)
                 try:
                     os.replace(staged.path, self.path)
-                    os.fsync(folder)  # by its descriptor: a reader of the file may have renamed it
+                    os.fsync(folder)  # by its descriptor: a process that finds the file may rename the folder
                 finally:
                     os.close(folder)
         elif not self._is_object:

@@ -98,8 +98,8 @@ class TrainConfig:
     """Lanes of a worker that go through the model at a time; 0 for all. Gradients are summed, so the step is the same in less
     memory, but for rounding and dropout. Metrics of the recurrence are then means over the groups."""
     compile: Compile = "no"
-    """torch.compile each layer, or the whole model, which compiles longer. Worth it on a GPU (benchmarks/gpu.py), and on a CPU
-    for a pretrained Llama in bfloat16 (benchmarks/pretrained_step.py)."""
+    """torch.compile each layer, or the whole model, which compiles longer. Worth it on a GPU (benchmarks/gpu.py), and on a CPU,
+    above all in bfloat16 (benchmarks/cpu_precision.py; pretrained_step.py for a Llama)."""
     log_every: int = 10
     """Steps between two points of the training curve."""
     validate_every: int = 100

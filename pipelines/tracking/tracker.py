@@ -59,9 +59,8 @@ class Tracker:
             self._where = without_credentials(tracking_uri(config, run.root))
             self._waiting[:0] = [] if run.attached else [MlflowRun.describe]
             load_mlflow()  # here, not in the thread: importing in two threads at once can deadlock
-        self._file = MetricsFile(
-            run_folder / "metrics.jsonl"
-        )  # not before MLflow is loaded: a resume may replace the file
+        # Not before MLflow is loaded: a resume may replace the file meanwhile.
+        self._file = MetricsFile(run_folder / "metrics.jsonl")
         if run:
             self._thread.start()
 

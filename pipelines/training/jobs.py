@@ -89,13 +89,13 @@ class Job:
 
 
 def content_stamp(place: Place) -> str:
-    """A text that changes with a file or folder: by its newest checkpoint's record, else by names, sizes and times; "" for none,
-    and for one that is changing now.
+    """A text that changes with a file or folder: by its newest checkpoint's record, else by names, sizes and times; "" if there
+    is none, or if another command removes a file meanwhile.
     """
     if place.name == "checkpoints":
         newest = next(iter(RunFolder(place.parent).checkpoint_names()), "none")
         place = place / newest / "checkpoint.json"
-    with contextlib.suppress(FileNotFoundError):  # another command is writing there, and has removed a file
+    with contextlib.suppress(FileNotFoundError):  # another command writes there, and has renamed or removed a file
         if place.is_dir():
             files = [file for file in place.list(recursive=True, follow=True) if not file.is_dir]
             return digest(sorted((file.name, file.bytes, file.place.changed()) for file in files))

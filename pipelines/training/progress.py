@@ -138,8 +138,7 @@ class Tail:
         new = data[len(self._last) :]
         whole = new[: new.rfind(b"\n") + 1]
         self.seen += len(whole)
-        lines = whole.splitlines(keepends=True)
-        self._last = lines[-1] if lines else self._last
+        self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :] or self._last
         return whole.decode("utf-8", "replace").splitlines()
 
 

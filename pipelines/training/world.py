@@ -88,8 +88,8 @@ def join(device: torch.device, **where: Any) -> None:
 
 
 def listen(host: str) -> tuple[dist.TCPStore, str]:
-    """A store on a free port of this machine, and its address, by which processes `join` (``init_method``). Rank 0, in this
-    process, joins through this store: no other program can take the port meanwhile, as long as the store is kept.
+    """Open a store on a free port of this machine. Returns it, and the address at which processes `join` (``init_method``); rank 0
+    must be this process. No other program can take the port while the store is kept.
     """
     store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     return store, f"tcp://{host}:{store.port}"
