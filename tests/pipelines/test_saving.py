@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,22 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_passed_over(train: Train) ->
         thread.join()
 
 
+def save_after_each_look(monkeypatch: pytest.MonkeyPatch, look: str, trained: Trained, steps: Iterable[int]) -> None:
+    """Have the run save the next of these steps after each call of a method of RunFolder by a reader, which is slow."""
+    coming = iter(steps)
+    looked = getattr(RunFolder, look)
+
+    def look_and_save(run: RunFolder) -> object:
+        found = looked(run)
+        if threading.current_thread() is threading.main_thread():  # the reader's, and not the saver's own
+            for step in itertools.islice(coming, 1):
+                trained.save(step)
+                trained.saver.close()
+        return found
+
+    monkeypatch.setattr(RunFolder, look, look_and_save)
+
+
 def test_the_newest_is_found_though_the_run_has_just_removed_what_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,20 +363,10 @@ def test_the_newest_is_found_though_the_run_has_just_removed_what_it_was(
     trained = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=0))
     trained.save(1)
     trained.saver.close()
-    coming = iter((2, 3, 4))
-    list_names = RunFolder.checkpoint_names
-
-    def list_and_save(run: RunFolder) -> list[str]:
-        names = list_names(run)
-        if threading.current_thread() is threading.main_thread():  # the reader's, and not the saver's own
-            for step in itertools.islice(coming, 1):
-                trained.save(step)
-                trained.saver.close()
-        return names
-
-    monkeypatch.setattr(RunFolder, "checkpoint_names", list_and_save)
-    assert [found.step for found in trained.run.complete_checkpoints()] == [4]
-    coming = iter((5, 6, 7))
+    with monkeypatch.context() as patch:
+        save_after_each_look(patch, "checkpoint_names", trained, (2, 3, 4))
+        assert [found.step for found in trained.run.complete_checkpoints()] == [4]
+    save_after_each_look(monkeypatch, "checkpoint_names", trained, (5, 6, 7))
     assert find_checkpoint(tmp_path).step == 7 and capsys.readouterr().err == ""
 
 
@@ -370,18 +376,7 @@ def test_the_best_is_found_though_the_run_has_just_removed_what_it_was(
     trained = Trained(tmp_path, CheckpointConfig(keep=1, keep_best=1), {1: 4.0, 2: 3.0, 3: 2.0, 4: 5.0})
     trained.save(1)
     trained.saver.close()
-    coming = iter((2, 3, 4))
-    examine = RunFolder.examined
-
-    def examine_and_save(run: RunFolder) -> tuple[list[Checkpoint], list[str]]:
-        found = examine(run)
-        if threading.current_thread() is threading.main_thread():  # the reader's, and not the saver's own
-            for step in itertools.islice(coming, 1):
-                trained.save(step)
-                trained.saver.close()
-        return found
-
-    monkeypatch.setattr(RunFolder, "examined", examine_and_save)
+    save_after_each_look(monkeypatch, "examined", trained, (2, 3, 4))
     assert find_checkpoint(tmp_path, best=True).step == 3
 
 
