@@ -136,9 +136,8 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
     except CheckpointError:
         if tries == 1 or checkpoint.folder.exists():
             raise
-        return load(
-            path, store, corpus, best, tries - 1
-        )  # the run trains, and has removed the checkpoint since it was found
+        # The run trains, and has removed the checkpoint since it was found.
+        return load(path, store, corpus, best, tries - 1)
     return Trained(
         place=str(checkpoint.folder),
         model=model,

@@ -135,9 +135,8 @@ class TrialActor(tune.Trainable):
         for index in range(1, size):
             place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
             self._peers.append(ray.remote(TrialRank).options(**options, scheduling_strategy=place).remote())
-        _store, address = listen(
-            ray.util.get_node_ip_address()
-        )  # held until all have joined, so that the port stays taken
+        # The store is held until all have joined, so that the port stays taken.
+        _store, address = listen(ray.util.get_node_ip_address())
         where = {"init_method": address, "world_size": size}
         joined = [peer.join.remote(self._device, rank=rank, **where) for rank, peer in enumerate(self._peers, start=1)]
         failed: list[BaseException] = []
