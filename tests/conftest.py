@@ -41,6 +41,13 @@ os.environ.setdefault(
 settings.register_profile("untimed", deadline=None)  # how long an example takes depends on the machine
 settings.load_profile("untimed")
 
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """A test draws the same weights each time, whatever ran before it in its process."""
+    torch.manual_seed(0)
+
+
 SHARED = ("ray_session", "server", "s3_endpoint")
 """Session fixtures that are expensive to create."""
 
