@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -35,6 +32,7 @@ from pipelines.tracking.identity import FAILURE, TAG_LENGTH
 from pipelines.tracking.metrics import check_compared
 from pipelines.training import loop
 from pipelines.training.beginning import open_initial
+from pipelines.training.compiler import check_compiler, whole_compiled_code
 from pipelines.training.loop import TrainInputs
 from pipelines.training.precision import agree, moved_from
 from pipelines.training.restoring import check_shapes
@@ -79,7 +77,7 @@ def train_as_worker(
             on_disk = partial(note_checkpoint, tracker, config) if tracker else None
             saver = Saver(run_folder, config.checkpoint, world, config.data.lanes, on_disk)
             try:
-                with Heartbeat(run_folder, world, config.hang_seconds) as heart:
+                with Heartbeat(run_folder, world, config.hang_seconds) as heart, whole_compiled_code():
                     loop.train(config, run, world, tracker, asked_to_stop, saver, heart)
             finally:
                 saver.abandon()
@@ -115,16 +113,6 @@ def open_run(config: TrainConfig, world: World) -> TrainInputs:
     check_compiler(config, world)
     precision = agree(config, train_store.vocab_size, world, resume)
     return TrainInputs(train_store, validation_store, resume, warnings, initial, precision)
-
-
-def check_compiler(config: TrainConfig, world: World) -> None:
-    """Raises UserError if the model is to be compiled for a CPU, and this machine lacks the C++ compiler that torch would call."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if config.compile != "no" and world.device.type == "cpu" and not shutil.which(compiler):
-        raise UserError(
-            f"--compile {config.compile} needs a C++ compiler, and there is no {compiler}: install it, name another one in the "
-            "environment variable CXX, or leave out --compile"
-        )
 
 
 def open_stores(config: TrainConfig) -> tuple[SegmentStore, SegmentStore | None]:
