@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate
 from recur_models.hidden import note
-from recur_models.layers import attend, linear, merge_heads, relative_change, upcast
+from recur_models.layers import attend, each_block, linear, merge_heads, relative_change, upcast
 from recur_models.norms import RMSNorm
 from recur_models.protocol import Probe, State, join_layers, layer_state, reset
 from recur_models.sliding_window import Blocks, Layer, WindowedConfig, WindowedLayer, WindowedTransformer
@@ -225,8 +225,7 @@ class RecurrentLayer(WindowedLayer):
         reads: list[Projections] = []
         masked_BK = blocks.no_previous_block_BK
         no_previous = [None] * k_BKHZE.shape[1] if masked_BK is None else masked_BK.unbind(1)
-        # unbind, since the gradient of an index is as large as the whole segment
-        parts = zip(k_BKHZE.unbind(1), v_BKHZE.unbind(1), blocks.fresh_BK.unbind(1), no_previous, strict=True)
+        parts = zip(each_block(k_BKHZE), each_block(v_BKHZE), blocks.fresh_BK.unbind(1), no_previous, strict=True)
         for k_BHZE, v_BHZE, fresh_B, no_previous_block_B in parts:
             read = projected
             if read is None:

@@ -142,6 +142,13 @@ def merge_heads(*parts: Tensor) -> Tensor:
     return (turned[0] if len(parts) == 1 else torch.cat(turned, -2)).flatten(-2)
 
 
+def each_block(x_BK: Tensor) -> tuple[Tensor, ...]:
+    """The blocks [B, ...] of a tensor [B, K, ...]. Their gradients are as large as a block, where those of an index would be as
+    large as the tensor. The gradient of a single block is not copied.
+    """
+    return (x_BK.squeeze(1),) if x_BK.shape[1] == 1 else x_BK.unbind(1)
+
+
 def joined(*pairs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Pairs of keys and values [..., m, E] as one pair, in the order of their tokens."""
     return torch.cat([k for k, _ in pairs], -2), torch.cat([v for _, v in pairs], -2)

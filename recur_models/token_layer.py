@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recur_models.costs import Costs, attention, product, scales, tied_logits
-from recur_models.layers import PositionBias, attend, linear, merge_heads, split_heads
+from recur_models.layers import PositionBias, attend, each_block, linear, merge_heads, split_heads
 from recur_models.norms import RMSNorm, unit_norm
 from recur_models.protocol import ModelConfig, Places, Probe, State, check_sizes
 from recur_models.stepping import append, attend_parts, logit_bias
@@ -189,7 +189,7 @@ class Part(NamedTuple):
 
 def last_block(tokens: Projections) -> State:
     """Keys and values of a segment's last block, copied: a view would hold all of the segment's until the next one is read."""
-    return {"keys": tokens.k.unbind(1)[-1].clone(), "values": tokens.v.unbind(1)[-1].clone()}
+    return {"keys": each_block(tokens.k)[-1].clone(), "values": each_block(tokens.v)[-1].clone()}
 
 
 def empty_cache(config: TokenLayersConfig, lanes: int, like: Tensor) -> State:
