@@ -6,7 +6,8 @@ The results are the same to rounding, forward and backward, State and loss. By m
 
 - vanilla, slide, xl, rec and mamba2 are one graph without a break.
 - Feedback, rmt and armt are one graph too, but unrolled over all blocks, feedback only up to the layer that shares its states;
-  compiling that takes minutes. gpt2-rec and llama-rec are unrolled over their windows.
+  compiling that takes minutes. Feedback is therefore better compiled layer by layer. gpt2-rec and llama-rec are unrolled over their
+  windows.
 - The staircases, transformer-xl and universal-transformer share code between layers. A staircase has other code for a step that
   crosses documents, and for each number of chunks that drain.
 - slstm in a stack of mixers is one graph, unrolled over all tokens.
@@ -14,8 +15,9 @@ The results are the same to rounding, forward and backward, State and loss. By m
 - feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
 - memorizing breaks its graph at each block, where it asks how full its memory is.
 
-Layer by layer, layers of one kind share their code. Under feedback, the layer whose states all layers read is not compiled: it runs
-in two parts. A model that is compiled as a whole is unrolled over its layers. Compiled code does not call module hooks (health.py).
+Layer by layer, layers of one kind share their code. Under feedback, all that runs block by block is one unit: the layers below the
+one that shares its states, and that layer's horizontal direction; its vertical direction is not compiled. A model that is compiled
+as a whole is unrolled over its layers. Compiled code does not call module hooks (health.py).
 
 ``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are constants. A segment is compiled once,
 and once more for the State that the first segment leaves, whose strides differ.
@@ -47,7 +49,7 @@ def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor
     config.recompile_limit = max(config.recompile_limit, VERSIONS)
     # torch 2.13 writes over a tensor that the forward pass has kept, though the backward pass still reads a view of it.
     functorch_config.donated_buffer = False
-    for each in [model] if unit == "model" else model.layers:
+    for each in [model] if unit == "model" else model.units():
         # The model recomputes, not its layers: those stay one graph.
         whole = getattr(each, "one_graph", False) and (unit == "layer" or model.recompute == "nothing")
         each.compile(backend=backend, **{"fullgraph": whole, "dynamic": False if whole else None, **options})

@@ -149,11 +149,14 @@ class RecurrentModel(nn.Module, ABC):
     embedding: nn.Embedding
     """Embedding of the inputs: [V, D]."""
     layers: nn.ModuleList
-    """Modules that are compiled one by one (compiling.py)."""
     recompute: Recompute = "nothing"
     """Set it before a forward pass. It changes memory and time; results only where dropout is drawn block by block."""
     one_graph: bool = False
     """Whether a forward pass reads no tensor's value on the host, so that it compiles to one graph. Layers may set it too."""
+
+    def units(self) -> list[nn.Module]:
+        """Modules that are compiled one by one (compiling.py)."""
+        return list(self.layers)
 
     def recomputed(self, unit: Recompute, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, which computes one ``unit``, with activation checkpointing if `recompute` is that unit."""

@@ -28,6 +28,7 @@ from recur_models import (
 from recur_models.compiling import compile_model, is_compiled
 from recur_models.core import Distances
 from recur_models.health import watch
+from recur_models.hidden import in_place_of_logits
 from recur_models.layers import scores
 from tests.recur_models.conftest import SIZE
 
@@ -133,6 +134,7 @@ REC: dict[str, Any] = {**SIZE, "layers": 1, "recurrent_layers": (1,), "states": 
 DECODER: dict[str, Any] = {"layers": 1, "d_model": 16, "heads": 2, "mlp_dim": 24, "positions": 16, "dropout": 0.1}
 WHOLE: dict[str, ModelConfig] = {
     "rec": RecConfig(**REC),
+    "feedback": RecConfig(**REC | {"layers": 3, "recurrent_layers": (2,)}, feedback=True),
     "gpt2-rec": GPT2RecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,)),
     "llama-rec": LlamaRecConfig(**DECODER, window=6, overlap=2, insert_layer=1, hidden=(8,), kv_heads=1),
     "layers": LlamaRecConfig(**DECODER, window=6, insert_layer=1, hidden=(8,), kv_heads=1, source="layer"),
@@ -146,6 +148,7 @@ WHOLE: dict[str, ModelConfig] = {
     [
         ("rec", "layer"),
         ("rec", "model"),
+        ("feedback", "layer"),
         ("gpt2-rec", "model"),
         ("llama-rec", "layer"),
         ("layers", "model"),
@@ -176,6 +179,30 @@ def test_after_the_second_segment_nothing_compiles_again(name: str, unit: Compil
     assert not torch._dynamo.utils.counters["graph_break"]
     with pytest.raises(RuntimeError), torch._dynamo.config.patch(error_on_recompile=True):
         model(text[:1], model.initial_state(1), fresh[:1], text[:1])  # no size is a variable
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["nothing", "layer"])
+def test_a_compiled_model_with_feedback_reads_block_by_block_as_before(recompute: Recompute) -> None:
+    """Loss, gradients and the hidden states of all layers, which compiled code cannot note."""
+    torch.compiler.reset()
+    text_BT = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(0))
+    found: list[list[Tensor | None]] = []
+    for unit in COMPILE:
+        torch.manual_seed(0)
+        model = RecConfig(**SIZE, recurrent_layers=(2,), states=6, feedback=True).build(VOCAB)
+        model.recompute = recompute
+        compile_model(model, unit, backend="aot_eager")
+        assert is_compiled(model) == (unit != "no")
+        nats_BT, _ = model(text_BT, targets_BT=text_BT)
+        nats_BT.sum().backward()
+        with torch.no_grad(), in_place_of_logits(layers=True) as hidden:
+            states_BTX, _ = model(text_BT)
+        assert hidden.widths == [SIZE["d_model"]] * 4
+        found.append([nats_BT, states_BTX, *(parameter.grad for parameter in model.parameters())])
+    plain, compiled = found
+    for one, other in zip(plain, compiled, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
 
 
 def test_what_asks_a_tensor_for_a_value_says_so() -> None:
