@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from recur_models.costs import Costs, product, scales
-from recur_models.layers import linear, upcast
+from recur_models.layers import linear, upcast, with_signature
 from recur_models.mixer import (
     Chunks,
     RecurrentMixer,
@@ -116,6 +116,7 @@ class UnitLowerInverse(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(A: Tensor) -> Tensor:  # pyrefly: ignore
         return inverse_by_halves(A)
 

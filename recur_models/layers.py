@@ -6,9 +6,10 @@ H heads · E head size · F MLP hidden size.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,14 @@ def upcast(x: Tensor) -> Tensor:
 def autocasts_to_bfloat16() -> bool:
     """Whether products on a CPU are in bfloat16 here."""
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def with_signature(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the signature of a Function's ``forward``. torch asks `inspect` for it at each call, which takes as long as a small
+    operation where it is not kept.
+    """
+    forward.__signature__ = inspect.signature(forward)  # pyrefly: ignore
+    return forward
 
 
 def refuse_second_derivatives(remedy: str) -> None:

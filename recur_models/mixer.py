@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 
 from common.errors import UserError
 from recur_models.costs import Costs
-from recur_models.layers import Carried, relative_change, upcast
+from recur_models.layers import Carried, relative_change, upcast, with_signature
 from recur_models.norms import RMSNorm
 from recur_models.protocol import Places, Probe, State, with_dtypes_of
 
@@ -149,6 +149,7 @@ class DepthwiseConvolution(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(x_MSZ: Tensor, weight_ZI: Tensor, bias_Z: Tensor | None) -> Tensor:  # pyrefly: ignore
         images = x_MSZ.transpose(1, 2)[:, :, None]
         y = nn.functional.conv2d(images, weight_ZI[:, None, None], bias_Z, groups=len(weight_ZI))

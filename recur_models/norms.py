@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional as F
 
-from recur_models.layers import autocasts_to_bfloat16, refuse_second_derivatives, upcast
+from recur_models.layers import autocasts_to_bfloat16, refuse_second_derivatives, upcast, with_signature
 
 UNIT_EPS = 1e-6
 """Added to a head's sum of squares (Henry et al. 2020, as in the authors' code)."""
@@ -73,6 +73,7 @@ class _RMSNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(x: Tensor, squared: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:  # pyrefly: ignore
         inverse = inverse_rms(squared, eps)
         normed = x * inverse
@@ -106,6 +107,7 @@ class _UnitNorm(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(x_HnE: Tensor, factor_H11: Tensor | None) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
         inverse_Hn1 = inverse_length(x_HnE)
         return x_HnE * (inverse_Hn1 if factor_H11 is None else inverse_Hn1 * factor_H11), inverse_Hn1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from recur_models.layers import MASKED, PositionBias, is_compiled_for_cpu, scores, softmax_product
+from recur_models.layers import MASKED, PositionBias, is_compiled_for_cpu, scores, softmax_product, with_signature
 
 
 class Window(NamedTuple):
@@ -35,6 +35,7 @@ class _WithPrevious(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
+    @with_signature
     def forward(x_BKHWE: Tensor, cache_BHWE: Tensor, fresh_BK: Tensor, detached: bool) -> Tensor:  # pyrefly: ignore
         B, K, H, W, E = x_BKHWE.shape
         joined_BKHZE = x_BKHWE.new_empty(B, K, H, 2 * W, E)
