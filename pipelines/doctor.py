@@ -15,7 +15,8 @@ from typing import Annotated
 import tyro
 
 from common.errors import sentence
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, PickledError, shapes_in
+from pipelines.checkpoints.checkpoint import Checkpoint, shapes_in
+from pipelines.checkpoints.errors import CheckpointError, PickledError
 from pipelines.checkpoints.exported import is_saved_model
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder, find_run

@@ -32,6 +32,7 @@ from common.files import parse_json
 from common.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import TOKENIZER_FOLDER
+from pipelines.checkpoints.errors import CheckpointError, PickledError, RemovedError
 
 if TYPE_CHECKING:  # commands look for a run before they need torch, which takes seconds to import
     from torch import Tensor
@@ -39,18 +40,8 @@ if TYPE_CHECKING:  # commands look for a run before they need torch, which takes
 SCHEMA = 2
 NAME = re.compile(r"step-(\d+)(\.[0-9a-f]+)?")
 """Name of a checkpoint's folder; in a bucket with the token of the start that made it."""
-TRIES = 10
-"""How often a search for a checkpoint begins, at most, while a training process removes what it has found."""
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 """Endings of files that may hold pickled objects, which run code when they are read."""
-
-
-class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete or damaged."""
-
-
-class PickledError(CheckpointError):
-    """A checkpoint with a file that may hold pickled objects. Someone has put it there, so nothing replaces the checkpoint."""
 
 
 class Snapshot(Protocol):
@@ -250,12 +241,12 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises CheckpointError where it cannot be read."""
+    """The tensors of a safetensors file. Raises RemovedError where it is gone, CheckpointError where it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
     except FileNotFoundError:
-        raise CheckpointError(
+        raise RemovedError(
             f"{path} is gone: if its run trains, repeat the command, or train with a larger --checkpoint.keep"
         ) from None
     except SafetensorError as error:  # other OSErrors may be transient: the next start reads again

@@ -14,7 +14,8 @@ import shutil
 from pathlib import Path
 
 from common.places import TEMPORARY, Place
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, name_of, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.checkpoints.retention import give_name, remove
 from pipelines.checkpoints.run_folder import RunFolder, copy
 

@@ -22,7 +22,8 @@ from common.files import digest, parse_json
 from common.model_folder import eos_token_ids, weight_files
 from common.places import Place
 from common.uris import is_local
-from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot, load_tensors, shapes_in
+from pipelines.checkpoints.checkpoint import Snapshot, load_tensors, shapes_in
+from pipelines.checkpoints.errors import CheckpointError
 
 if TYPE_CHECKING:  # commands look for a model before they need torch, which takes seconds to import
     from torch import Tensor

@@ -15,7 +15,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from common.places import Place, remove_temporary, sync
-from pipelines.checkpoints.checkpoint import TRIES, Checkpoint, CheckpointError, Snapshot, step_of
+from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, step_of
+from pipelines.checkpoints.errors import CheckpointError, retry_if_removed
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig
 
@@ -64,9 +65,9 @@ def best(checkpoints: Iterable[Found]) -> list[Found]:
     return sorted(comparable, key=lambda found: (found.meta["validation"]["best_by"], found.step))
 
 
-def open_best(run: RunFolder, tries: int = TRIES) -> tuple[Checkpoint | None, list[str]]:
-    """The best checkpoint, if any was validated, and a sentence for each checkpoint that is damaged. The search begins again
-    if a training process removes the best one meanwhile.
+@retry_if_removed
+def open_best(run: RunFolder) -> tuple[Checkpoint | None, list[str]]:
+    """The best checkpoint, if any was validated, and a sentence for each checkpoint that is damaged.
 
     Raises CheckpointError where the best one cannot be read.
     """
@@ -77,10 +78,9 @@ def open_best(run: RunFolder, tries: int = TRIES) -> tuple[Checkpoint | None, li
     name = ranked[0].folder.name
     try:
         return run.open_checkpoint(name), complaints
-    except CheckpointError:
-        if tries == 1 or name in run.checkpoint_names():
-            raise
-        return open_best(run, tries - 1)
+    except CheckpointError as error:
+        run.check_is_there(name, error)
+        raise
 
 
 def validated_on(checkpoint: Snapshot) -> tuple[str, int]:

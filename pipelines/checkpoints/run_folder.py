@@ -39,7 +39,8 @@ from common.errors import sentence
 from common.lock import file_lock
 from common.places import TEMPORARY, Place
 from data_prep.cache import cache_folder
-from pipelines.checkpoints.checkpoint import NAME, TRIES, Checkpoint, CheckpointError, PickledError, read_meta, step_of
+from pipelines.checkpoints.checkpoint import NAME, Checkpoint, read_meta, step_of
+from pipelines.checkpoints.errors import CheckpointError, PickledError, RemovedError, retry_if_removed
 from pipelines.checkpoints.nearby import remedy_near
 from pipelines.config.run import REPORTS, TrainConfig
 
@@ -162,11 +163,8 @@ class RunFolder:
                 warned = False
             except OSError as error:
                 if not warned:
-                    print(
-                        f"warning: {self.place} cannot be written ({sentence(error)}): later",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    told = f"warning: {self.place} cannot be written ({sentence(error)}): later"
+                    print(told, file=sys.stderr, flush=True)
                 warned = True
             if last:
                 return
@@ -189,13 +187,11 @@ class RunFolder:
 
     def complete_checkpoints(self) -> list[Checkpoint]:
         """Checkpoints that are complete by their records, the newest first."""
-        complete, _ = self.examined()
-        return complete
+        return self.examined()[0]
 
-    def examined(self, tries: int = TRIES) -> tuple[list[Checkpoint], list[str]]:
-        """Checkpoints that are complete by their records, the newest first, and a sentence for each that is not, or that may not be
-        read. For a bucket only their meta is read. The look begins again if a training process removes a checkpoint meanwhile.
-        """
+    @retry_if_removed
+    def examined(self) -> tuple[list[Checkpoint], list[str]]:
+        """Checkpoints that are complete by their records (in a bucket: their meta), newest first; a sentence for each other one."""
         complete: list[Checkpoint] = []
         complaints: list[str] = []
         for name in self.checkpoint_names():
@@ -206,8 +202,7 @@ class RunFolder:
                 else:
                     complete.append(Checkpoint(folder, read_meta(self.checkpoints / name)))
             except (CheckpointError, PermissionError) as error:
-                if tries > 1 and name not in self.checkpoint_names():
-                    return self.examined(tries - 1)
+                self.check_is_there(name, error)
                 complaints.append(sentence(error))
         return complete, complaints
 
@@ -226,9 +221,9 @@ class RunFolder:
             return (self.checkpoints / name).changed()
         return 0
 
-    def newest(self, tries: int = TRIES) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not. The search begins
-        again if a training process removes a checkpoint meanwhile.
+    @retry_if_removed
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is complete and undamaged, and a sentence for each newer one that is not.
 
         Raises CheckpointError when there are checkpoints and none of them is good, PickledError when one holds a pickle.
         """
@@ -239,14 +234,18 @@ class RunFolder:
             except PickledError:
                 raise
             except CheckpointError as error:
-                if tries > 1 and name not in self.checkpoint_names():
-                    return self.newest(tries - 1)
+                self.check_is_there(name, error)
                 complaints.append(str(error))
         if complaints:
             raise CheckpointError(
                 f"no checkpoint below {self.checkpoints} can be used ({complaints[0]}): restore one, or name another run"
             )
         return None, []
+
+    def check_is_there(self, name: str, error: Exception) -> None:
+        """Raise RemovedError if a checkpoint could not be read, with this error, because it was removed meanwhile."""
+        if name not in self.checkpoint_names():
+            raise RemovedError(str(error)) from error
 
     def open_checkpoint(self, name: str) -> Checkpoint:
         """Open and verify a checkpoint. One in a bucket is copied to the working folder first; a damaged copy is made again. Making

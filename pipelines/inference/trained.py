@@ -30,7 +30,8 @@ from data_prep.tokenizers import (
 )
 from data_prep.tokenizers.base import encoding_errors
 from pipelines.checkpoints import retention
-from pipelines.checkpoints.checkpoint import TRIES, Checkpoint, CheckpointError, Snapshot, check_fits
+from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, check_fits
+from pipelines.checkpoints.errors import CheckpointError, retry_if_removed
 from pipelines.checkpoints.exported import CODE, Exported, check_is_ours, is_exported
 from pipelines.checkpoints.run_folder import TRAIN_FIRST, find_run
 
@@ -111,7 +112,8 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False, tries: int = TRIES) -> Trained:
+@retry_if_removed
+def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False) -> Trained:
     """The model and tokenizer at this path or URI. ``best``: a run's best checkpoint, and not its newest.
 
     Raises:
@@ -131,16 +133,9 @@ def load(path: str | Path, store: str = "", corpus: str = "", best: bool = False
             eos_ids=checkpoint.eos_ids,
         )
     tokenizer = tokenizer_of(checkpoint, store, corpus)
-    try:
-        model = model_of(checkpoint)
-    except CheckpointError:
-        if tries == 1 or checkpoint.folder.exists():
-            raise
-        # The run trains, and has removed the checkpoint since it was found.
-        return load(path, store, corpus, best, tries - 1)
     return Trained(
         place=str(checkpoint.folder),
-        model=model,
+        model=model_of(checkpoint),
         tokenizer=tokenizer,
         bod_id=bod_id(tokenizer),
         labels=isinstance(tokenizer, SymbolsTokenizer),

@@ -12,7 +12,8 @@ from typing import Any
 
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import tokenizer_from_spec
-from pipelines.checkpoints.checkpoint import CheckpointError, check_fits
+from pipelines.checkpoints.checkpoint import check_fits
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.checkpoints.exported import Exported
 from pipelines.config.run import ModelSettings, TrainConfig
 from recur_models import model_from_json

@@ -21,7 +21,8 @@ from common.lock import file_lock
 from common.places import Place
 from data_prep.manifest import MissingSplit
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, check_fits
+from pipelines.checkpoints.checkpoint import Checkpoint, check_fits
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.checkpoints.exported import Exported
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder, root_of
 from pipelines.checkpoints.saving import Saver

@@ -21,7 +21,7 @@ from benchmarks.killing import MODELS, TINY, Group, Trap, curve, final_tensors, 
 from common.places import Place
 from data_prep.cache import cache_folder
 from pipelines.checkpoints import run_folder, saving
-from pipelines.checkpoints.checkpoint import CheckpointError
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.checkpoints.retention import remove
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import CheckpointConfig

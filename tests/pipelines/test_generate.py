@@ -34,7 +34,8 @@ from data_prep.tokenizers import (
     train_sentencepiece,
 )
 from pipelines import export, generate
-from pipelines.checkpoints.checkpoint import CheckpointError, Snapshot
+from pipelines.checkpoints.checkpoint import Snapshot
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.generate import GenerateConfig, StopStream, TextStream, choose
 from pipelines.inference import to_transformers, trained
 from pipelines.prepare import PrepareConfig, prepare

@@ -23,14 +23,8 @@ from safetensors.torch import save_file
 from common.errors import UserError, is_users
 from common.places import Place
 from pipelines.checkpoints import retention, saving
-from pipelines.checkpoints.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    PickledError,
-    check_is_no_pickle,
-    digest_json,
-    name_of,
-)
+from pipelines.checkpoints.checkpoint import Checkpoint, check_is_no_pickle, digest_json, name_of
+from pipelines.checkpoints.errors import CheckpointError, PickledError
 from pipelines.checkpoints.retention import best
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.checkpoints.saving import SaveError, Saver, Unwritable

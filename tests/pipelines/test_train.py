@@ -18,7 +18,8 @@ import torch
 
 from common.errors import UserError, sentence
 from data_prep.store import SegmentStore
-from pipelines.checkpoints.checkpoint import Checkpoint, CheckpointError, digest_json
+from pipelines.checkpoints.checkpoint import Checkpoint, digest_json
+from pipelines.checkpoints.errors import CheckpointError
 from pipelines.checkpoints.saving import Saver
 from pipelines.config.run import DataConfig, OptimConfig
 from pipelines.inference.trained import find_checkpoint, model_of
