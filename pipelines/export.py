@@ -21,7 +21,9 @@ import tyro
 
 from common.errors import UserError
 from common.places import Place
-from data_prep.tokenizers import SymbolsTokenizer, chat_of
+from data_prep.tokenizers import SymbolsTokenizer, Tokenizer, chat_of
+from pipelines.checkpoints.checkpoint import Snapshot
+from pipelines.checkpoints.errors import retry_if_removed
 from pipelines.inference.trained import Form, eos_ids, find_model
 from pipelines.terminal import cli
 from pipelines.terminal.commands import typed
@@ -43,15 +45,21 @@ class ExportConfig:
     own copy of the tokenizer."""
 
 
+@retry_if_removed
+def export_run(config: ExportConfig) -> tuple[Snapshot, Tokenizer]:
+    """Find a checkpoint and export it. Returns it with the run's tokenizer. Raises UserError for bad input."""
+    checkpoint = find_model(config.run)
+    from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
+
+    return checkpoint, export(checkpoint, config.output, config.store, config.format)
+
+
 def main(argv: list[str]) -> None:
     """Write a checkpoint as a folder that transformers opens. Raises UserError for bad input."""
     config = cli.parse(ExportConfig, argv, __doc__)
     if not Place.parse(config.output).is_writable():
         raise UserError(f"{config.output} cannot be written: choose another --output")
-    checkpoint = find_model(config.run)
-    from pipelines.inference.to_transformers import export  # seconds, and not before there is something to export
-
-    tokenizer = export(checkpoint, config.output, config.store, config.format)
+    checkpoint, tokenizer = export_run(config)
     print(f"exported {checkpoint.folder} to {config.output}: logits and token ids checked")
     if config.format == "transformers":
         return

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
@@ -23,6 +23,7 @@ from common.errors import UserError
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Snapshot
+from pipelines.checkpoints.errors import retry_if_removed
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.report_folder import output_for
@@ -35,6 +36,9 @@ from pipelines.terminal.tables import counted
 from pipelines.tracking import Tracker
 from pipelines.tracking.client import check_tracking
 from studies.continuations_report import Passage, continuations_table, summary, write_continuations
+
+if TYPE_CHECKING:  # torch, which takes seconds to import, comes with the model
+    from recur_models import RecurrentModel
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def choose_places(lengths: np.ndarray, block: int, config: ContinuationsConfig) 
 
 
 def passages_of(
-    checkpoint: Snapshot, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
+    checkpoint: Snapshot, model: RecurrentModel, store: SegmentStore, tokenizer: Tokenizer, config: ContinuationsConfig
 ) -> list[Passage]:
     """The continued passages. Raises UserError if the model has no recurrent State, or if no document is long enough."""
     import torch  # seconds, and not before there is something to continue
@@ -111,14 +115,14 @@ def passages_of(
     from pipelines.training.scoring import has_states
     from studies.greedy_continuation import continue_passage
 
-    where = device()
-    model = model_of(checkpoint).to(where)
     if not has_states(model):
         raise UserError(
             f"{checkpoint.folder} has no recurrent State, so it knows nothing of the text before its window; "
             "name a run of one that has a State, such as rec or gpt2-rec"
         )
     places = choose_places(store.lengths, model.block, config)
+    where = device()
+    model = model.to(where)
     passages = []
     for number, (document, start) in enumerate(places, 1):
         print(f"continuing passage {number} of {len(places)}, {config.new_tokens:,} tokens", flush=True)
@@ -142,23 +146,31 @@ def passages_of(
     return passages
 
 
-def main(argv: list[str]) -> None:
-    """Continue passages and write the page. Raises UserError for bad input."""
-    config = cli.parse(ContinuationsConfig, argv, __doc__)
+@retry_if_removed
+def open_run(config: ContinuationsConfig) -> tuple[Snapshot, SegmentStore, RecurrentModel]:
+    """A checkpoint, the split to read, and the checkpoint's model. Raises UserError where one is missing, or they do not fit."""
     checkpoint = find_model(config.run, config.checkpoint == "best")
-    run = run_of(config.run)
-    name = checkpoint.meta["config"]["run"]
     store = open_split(checkpoint, config.split, config.store)
     if store.labelled:
         raise UserError(
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
+    return checkpoint, store, model_of(checkpoint)
+
+
+def main(argv: list[str]) -> None:
+    """Continue passages and write the page. Raises UserError for bad input."""
+    config = cli.parse(ContinuationsConfig, argv, __doc__)
+    checkpoint, store, model = open_run(config)
+    run = run_of(config.run)
+    name = checkpoint.meta["config"]["run"]
     text = text_mark(store.manifest) if config.store else ""
     report = "-".join(filter(None, ("continuations", name, config.chosen, mark_of(config.run, checkpoint, run), text)))
     target = RunFolder(output_for(config.output, run, report, config.split))
     check_tracking(*tracking_of(checkpoint, run, config.tracking))
-    passages = passages_of(checkpoint, store, tokenizer_of(checkpoint, config.store), config)
+    tokenizer = tokenizer_of(checkpoint, config.store)
+    passages = passages_of(checkpoint, model, store, tokenizer, config)
     title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     print_wide(continuations_table(passages), 120)
     print(f"{title}\n{summary(passages)}")

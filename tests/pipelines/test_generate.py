@@ -120,6 +120,23 @@ def test_the_newest_is_read_if_the_run_removes_the_one_that_was_found(
     assert used and [*found, used.step] == [2, 1, 1]
 
 
+def test_the_newest_is_exported_if_the_run_removes_the_one_that_was_found(
+    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
+    find = to_transformers.tokenizer_of
+
+    def find_while_it_trains(checkpoint: Snapshot, store: str) -> Tokenizer:
+        if checkpoint.step == 2:
+            shutil.rmtree(checkpoint.folder)
+        return find(checkpoint, store)
+
+    monkeypatch.setattr(to_transformers, "tokenizer_of", find_while_it_trains)
+    export.main([str(run), "--output", str(tmp_path / "exported")])
+    assert json.loads((tmp_path / "exported" / "config.json").read_text())["trained"]["step"] == 1
+    assert f"exported {run / 'checkpoints' / 'step-00000001'} to" in capsys.readouterr().out
+
+
 def test_a_command_of_its_own_opens_an_export_without_a_question(run: Path) -> None:
     """transformers asks whether to run a folder's modules, unless ours are known to it."""
     folder = str(exported(run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from common.errors import UserError
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.checkpoint import Snapshot
 from pipelines.inference.trained import load
 from recur_models import GPT2RecConfig, RecurrentModel, clear
 from studies import continuations
@@ -110,6 +112,22 @@ def test_the_likeliest_tokens_by_a_pass_over_everything_for_each(model: str, tra
                 logits, _ = trained(padded, before)
                 ids.append(int(logits[0, len(ids) - 1, :begin_of_document].argmax()))
             assert made.ids == ids and len(set(ids)) > 1
+
+
+def test_the_newest_writes_if_the_run_removes_the_one_that_was_found(
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
+    find = continuations.open_split
+
+    def find_while_it_trains(checkpoint: Snapshot, split: str, store: str) -> SegmentStore:
+        if checkpoint.step == 2:
+            shutil.rmtree(checkpoint.folder)
+        return find(checkpoint, split, store)
+
+    monkeypatch.setattr(continuations, "open_split", find_while_it_trains)
+    continuations.main([str(run), "--places", "1", "--new-tokens", "8", "--output", str(tmp_path / "report"), *QUIET])
+    assert "run, step 1, on text/test" in capsys.readouterr().out
 
 
 def test_the_report_has_the_texts(
