@@ -22,12 +22,14 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from common.lock import file_lock
 from common.places import Place, remove_temporary
+from pipelines.checkpoints.cloning import with_kept_weights
+from pipelines.checkpoints.errors import retry_if_removed
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
 from pipelines.inference.report_folder import PARTIAL, output_for
@@ -141,7 +143,12 @@ def evaluate(target: EvaluationTarget, config: EvaluateConfig, folder: Path) -> 
 
 def main(argv: list[str]) -> None:
     """Evaluate checkpoints and write their report. Raises UserError for bad input."""
-    config = cli.parse(EvaluateConfig, argv, __doc__)
+    evaluate_all(cli.parse(EvaluateConfig, argv, __doc__))
+
+
+@retry_if_removed
+def evaluate_all(config: EvaluateConfig) -> None:
+    """Find the checkpoints, evaluate them and write their report. Raises UserError for bad input."""
     targets = load_targets(config)
     name = (
         "-vs-".join(target.name for target in targets)
@@ -162,6 +169,8 @@ def main(argv: list[str]) -> None:
     partial = report_folder.folder / PARTIAL
     with file_lock(partial, "another pipelines.evaluate"):
         remove_temporary(Place.parse(report_folder.folder))
+        # All of them, before the first is scored: that may take hours, in which the runs of the others train on.
+        targets = [replace(target, checkpoint=with_kept_weights(target.checkpoint, partial)) for target in targets]
         evaluations = [evaluate(target, config, partial) for target in targets]
         paths = report(config, targets, evaluations, report_folder)
         shutil.rmtree(partial)

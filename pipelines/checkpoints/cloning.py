@@ -1,6 +1,7 @@
-"""Lets a trial of a population continue from another trial's checkpoint.
+"""Clones a checkpoint for a trial of a population that continues from another trial's, and its weights for an evaluation.
 
     clone_checkpoint(source.checkpoints, target.checkpoints, step=60)
+    with_kept_weights(checkpoint, folder)      # reads them there, whatever the run removes
 
 A checkpoint holds weights, optimizer, generators and the State of every lane. Trials that read the same lanes are in the same
 documents at a step, so the State fits.
@@ -11,11 +12,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+from common.errors import sentence
 from common.places import TEMPORARY, Place
-from pipelines.checkpoints.checkpoint import Checkpoint, name_of, step_of
-from pipelines.checkpoints.errors import CheckpointError
+from pipelines.checkpoints.checkpoint import Checkpoint, Snapshot, name_of, step_of
+from pipelines.checkpoints.errors import CheckpointError, RemovedError
 from pipelines.checkpoints.retention import give_name, remove
 from pipelines.checkpoints.run_folder import RunFolder, copy
 
@@ -61,6 +65,26 @@ def _clone_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
         copy(checkpoint / name, made / name)
     for before in ours:
         remove(before)
+
+
+def with_kept_weights(snapshot: Snapshot, folder: Path) -> Snapshot:
+    """The snapshot with a link to its weights in ``folder``, from which it reads them even if its run removes the checkpoint.
+
+    It is returned as it is where its weights cannot be linked, as on another file system: a copy could be large. So is an exported
+    folder, which no run removes. Raises RemovedError if the checkpoint is gone already.
+    """
+    if not isinstance(snapshot, Checkpoint):
+        return snapshot
+    kept = folder / f"weights-{snapshot.digest}"
+    kept.mkdir(parents=True, exist_ok=True)
+    try:
+        with suppress(FileExistsError):  # a killed command has left it
+            os.link(snapshot.folder / "model.safetensors", kept / "model.safetensors")
+    except FileNotFoundError as error:
+        raise RemovedError(sentence(error)) from None
+    except OSError:
+        return snapshot
+    return replace(snapshot, weights_folder=kept)
 
 
 def _link(source: str, target: str) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from common.errors import UserError
+from common.places import Place
 from data_prep.store import SegmentStore
 from pipelines import evaluate
 from pipelines.checkpoints.checkpoint import Checkpoint
@@ -106,6 +108,31 @@ def test_metrics_table_and_files(
     assert (folder / "cumulative.png").stat().st_size > 10_000
     report = json.loads((folder / "report.json").read_text())
     assert json.dumps(report).count("bucket_nats") >= 6  # two models, carried and cleared twice
+
+
+def test_runs_that_train_may_remove_the_checkpoints_that_were_found(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is scored, so that the newest now is read; and while the first run is scored."""
+    words = ("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
+    runs = [train(*words, name=name) for name in ("one", "two")]
+    find_output, score = evaluate.output_for, evaluate.evaluate
+
+    def find_while_one_trains(*found: Any) -> Place:
+        shutil.rmtree(runs[0] / "checkpoints" / "step-00000002", ignore_errors=True)
+        return find_output(*found)
+
+    def score_while_both_train(*given: Any) -> Evaluation:
+        for run in runs:
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+        return score(*given)
+
+    monkeypatch.setattr(evaluate, "output_for", find_while_one_trains)
+    monkeypatch.setattr(evaluate, "evaluate", score_while_both_train)
+    evaluate.main([*map(str, runs), "--output", str(tmp_path / "report"), "--num-workers", "2", *QUIET])
+    with open(tmp_path / "report" / "table.csv", newline="") as file:
+        assert {row["name"]: row["steps"] for row in csv.DictReader(file) if row["steps"]} == {"one": "1", "two": "2"}
+    assert not (tmp_path / "report" / evaluate.PARTIAL).exists()
 
 
 def test_mlflow_has_the_runs_that_an_evaluation_is_of(server: Server, train: Train, tmp_path: Path) -> None:
