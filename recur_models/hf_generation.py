@@ -127,6 +127,7 @@ class RecurrentGenerationMixin(GenerationMixin):
     """`generate` for models whose padding may be begin-of-document, with which a text begins."""
 
     config: ThroughlineConfig
+    device: Any
 
     def generate(  # pyrefly: ignore[bad-override]
         self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **kwargs: Any
@@ -161,7 +162,9 @@ class RecurrentGenerationMixin(GenerationMixin):
                 "cache that has not read its last token"
             )
         padding = kwargs.get("pad_token_id", getattr(defaults, "pad_token_id", None))
-        # Without a mask, transformers takes padding ids of a prompt for padding: also the begin-of-document that every text has.
-        if prompt is not None and mask is None and padding in (None, begin_id):
-            kwargs["attention_mask"] = torch.ones_like(prompt)
+        # Without a mask, transformers takes padding ids for padding: also the begin-of-document that every text has, and that
+        # transformers itself reads where there is no prompt.
+        if mask is None and padding in (None, begin_id):
+            alone = torch.ones(1, 1, dtype=torch.int64, device=self.device)
+            kwargs["attention_mask"] = alone if prompt is None else torch.ones_like(prompt)
         return super().generate(inputs, generation_config, **kwargs)  # pyrefly: ignore[bad-argument-type]

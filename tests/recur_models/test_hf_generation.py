@@ -43,6 +43,13 @@ def test_an_end_of_the_users_own_hides_no_begin_of_document(slide: Any) -> None:
 
 
 @torch.no_grad()
+def test_without_a_prompt_a_text_begins_with_begin_of_document(slide: Any) -> None:
+    """Also where transformers takes it for padding, since a text ends at another id."""
+    expected = slide.generate(torch.tensor([[BOD]]), eos_token_id=5, max_new_tokens=3)
+    assert torch.equal(slide.generate(eos_token_id=5, max_new_tokens=3), expected)
+
+
+@torch.no_grad()
 def test_begin_of_document_is_suppressed_beside_other_tokens(slide: Any) -> None:
     asked = {"max_new_tokens": 1, "output_scores": True, "return_dict_in_generate": True}
     for given, suppressed in (({}, [BOD]), ({"suppress_tokens": [1]}, [1, BOD])):
