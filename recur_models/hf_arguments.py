@@ -4,7 +4,7 @@
     loss_arguments(kwargs)                                     # those of the loss
     mask_BT = check_mask(attention_mask, input_ids)
     check_positions(position_ids, input_ids, attention_mask, seen=0)
-    check_generation(config, kwargs)                           # those of `generate`
+    check_generation(config, generation_config, kwargs)        # those of `generate`
 
 Letters: B lanes · T tokens given · V vocabulary.
 """
@@ -47,6 +47,11 @@ REFUSED = {
     **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"), PACKED),
 }
 """Arguments of transformers' own models that ours do not take, and why."""
+NO_GENERATION = {
+    "cache_implementation": "have a cache of their own",
+    "prefill_chunk_size": "read any prompt in parts",
+}
+"""Arguments of `generate` that ours does not take, and what these models do in their place."""
 
 
 def loss_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,14 +78,18 @@ def check_arguments(kwargs: Mapping[str, Any], known: Sequence[str]) -> None:
             raise TypeError(f"forward() got an unexpected argument {name!r}: {nearest(name, known)}")
 
 
-def check_generation(config: ThroughlineConfig, kwargs: Mapping[str, Any]) -> None:
-    """Raises ValueError for a model that continues no text, and for arguments of `generate` that ours does not take."""
+def check_generation(config: ThroughlineConfig, defaults: Any, kwargs: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model that continues no text, and for arguments of `generate` that ours does not take.
+
+    Args:
+        config: the model's.
+        defaults: transformers' GenerationConfig; ``kwargs`` replace its values.
+    """
     if config.predicts_labels:
         raise ValueError("this model predicts a label of each symbol and continues no text: take the logits of a call")
-    if kwargs.get("cache_implementation") is not None:
-        raise ValueError("cache_implementation is given, but these models have a cache of their own: leave it out")
-    if kwargs.get("prefill_chunk_size") is not None:
-        raise ValueError("prefill_chunk_size is given, but these models read any prompt in parts: leave it out")
+    for name, reason in NO_GENERATION.items():
+        if kwargs.get(name, getattr(defaults, name, None)) is not None:
+            raise ValueError(f"{name} is given, but these models {reason}: leave it out")
 
 
 def check_attention(implementation: Any) -> None:

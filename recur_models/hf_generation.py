@@ -143,8 +143,8 @@ class RecurrentGenerationMixin(GenerationMixin):
         read the text to its end: it has no logits of the last token, and cannot read this token again. New tokens alone are taken
         with the attention mask of the whole text, as by transformers.
         """
-        check_generation(self.config, kwargs)
         defaults = generation_config or self.generation_config
+        check_generation(self.config, defaults, kwargs)
         begin_id = self.config.begin_of_document_id
         suppressed = kwargs.pop("suppress_tokens", None) or getattr(defaults, "suppress_tokens", None) or ()
         if generation_config is None:

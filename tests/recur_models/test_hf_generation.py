@@ -82,6 +82,9 @@ def test_arguments_that_change_nothing_are_refused(slide: Any) -> None:
         slide.generate(text(1, 4), cache_implementation="static")
     with pytest.raises(ValueError, match="prefill_chunk_size is given, but these models read any prompt in parts"):
         slide.generate(text(1, 4), prefill_chunk_size=8)
+    for given in ({"cache_implementation": "static"}, {"prefill_chunk_size": 8}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is given, but these models"):
+            slide.generate(text(1, 4), GenerationConfig(**given))
 
 
 def test_a_model_of_labels_continues_no_text() -> None:
