@@ -2,7 +2,7 @@
 
     check_arguments(kwargs, READ)
     loss_arguments(kwargs)                                     # those of the loss
-    mask_BT = check_mask(attention_mask, input_ids)
+    mask_BT = check_mask(attention_mask, input_ids, seen=0)
     check_positions(position_ids, input_ids, attention_mask, seen=0)
     check_generation(config, generation_config, kwargs)        # those of `generate`
 
@@ -122,18 +122,23 @@ def check_input_ids(input_ids: Tensor | None) -> Tensor:
     return input_ids
 
 
-def check_mask(mask: Tensor | None, input_ids: Tensor) -> Tensor | None:
+def check_mask(mask: Tensor | None, input_ids: Tensor, seen: int) -> Tensor | None:
     """The mask's last T columns as bool [B, T]; None if nothing in them is masked. Raises ValueError if it has another shape.
 
     Args:
-        mask: [B, T or more], 0 at padding.
+        mask: [B, T] or [B, seen + T], 0 at padding.
         input_ids: int64 [B, T].
+        seen: columns read before.
     """
     if mask is None:
         return None
     lanes, length = input_ids.shape
-    if mask.dim() != 2 or len(mask) != lanes or mask.shape[1] < length:
-        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}: for these tokens it must be {(lanes, length)}")
+    shapes = {(lanes, length), (lanes, seen + length)}
+    if tuple(mask.shape) not in shapes:
+        fitting = " or ".join(map(str, sorted(shapes)))
+        is_longer = not seen and mask.shape[-1] > length
+        behind = "; a mask of earlier tokens too needs the past_key_values that have read them" if is_longer else ""
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}: for these tokens it must be {fitting}{behind}")
     mask_BT = mask[:, -length:].bool()
     return None if mask_BT.all() else mask_BT
 

@@ -209,8 +209,8 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"past_key_values is a {type(past_key_values).__name__}: leave it out, or give a RecurrentCache"
             )
-        mask_BT = check_mask(attention_mask, input_ids)
         seen = 0 if past_key_values is None else past_key_values.seen
+        mask_BT = check_mask(attention_mask, input_ids, seen)
         check_positions(position_ids, input_ids, attention_mask, seen)
         if use_cache is None:
             use_cache = past_key_values is not None or (self.config.use_cache and not self.training)

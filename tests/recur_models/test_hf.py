@@ -241,6 +241,10 @@ def slide() -> Any:
         ({"past_key_values": object()}, "past_key_values is a object"),
         ({"attention_mask": torch.ones(2, 1, 5, 5)}, "attention_mask has shape"),
         ({"attention_mask": torch.ones(2, 3)}, "attention_mask has shape"),
+        (
+            {"attention_mask": torch.ones(2, 9)},
+            r"has shape \(2, 9\): for these tokens it must be \(2, 5\); a mask of earlier tokens too needs the past_key_values",
+        ),
         ({"attention_mask": torch.tensor([[0, 1, 1, 1, 1]]), "use_cache": False}, "attention_mask has shape"),
         ({"attention_mask": torch.zeros(2, 5)}, "every token is masked"),
     ],
@@ -407,6 +411,13 @@ def test_generation_refuses_what_the_model_cannot_return(slide: Any) -> None:
         slide.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
     with pytest.raises(ValueError, match=r"input_ids has shape \(1, 0\)"):
         slide.generate(ids[:, :0], max_new_tokens=2)
+
+
+def test_a_mask_that_fits_neither_the_tokens_nor_the_whole_text_is_refused(slide: Any) -> None:
+    cache = slide(text(2, 3)).past_key_values
+    for width in (4, 6, 9):
+        with pytest.raises(ValueError, match=r"for these tokens it must be \(2, 5\) or \(2, 8\)$"):
+            slide(text(2, 5), past_key_values=cache, attention_mask=torch.ones(2, width))
 
 
 def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
