@@ -18,7 +18,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from recur_models import GPT2RecConfig, ModelConfig
-from recur_models.hf import RecurrentCache, ThroughlineForCausalLM
+from recur_models.hf import RecurrentCache, ThroughlineForCausalLM, ThroughlineModel
 from recur_models.hf_config import ThroughlineConfig
 from recur_models.sliding_window import SlideConfig
 from tests.recur_models.conftest import SIZE, small_configs
@@ -418,6 +418,15 @@ def test_a_mask_that_fits_neither_the_tokens_nor_the_whole_text_is_refused(slide
     for width in (4, 6, 9):
         with pytest.raises(ValueError, match=r"for these tokens it must be \(2, 5\) or \(2, 8\)$"):
             slide(text(2, 5), past_key_values=cache, attention_mask=torch.ones(2, width))
+
+
+def test_only_tokens_and_mask_are_given_by_position(slide: Any) -> None:
+    """Models of transformers have position_ids third."""
+    ids = text(2, 5)
+    for model in (slide, ThroughlineModel(slide.config)):
+        assert model(ids, torch.ones_like(ids))[0].shape[:2] == (2, 5)
+        with pytest.raises(TypeError, match="positional arguments"):
+            model(ids, torch.ones_like(ids), torch.arange(5).expand(2, -1))
 
 
 def test_a_cache_of_other_lanes_or_cropped_is_refused(slide: Any) -> None:
