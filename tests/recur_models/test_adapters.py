@@ -228,6 +228,22 @@ def test_all_models_are_among_those_tested() -> None:
     assert {configs[name].name for name in NAMES} == {config.name for config in configs.values()}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("trained", [{"modules_to_save": ["embedding"]}, {"trainable_token_indices": [3, 4]}])
+@pytest.mark.parametrize("name", ["slide-paper", "llama_rec-overlap-2", "mamba2-tied"])
+def test_trained_embeddings_make_the_logits_too(name: str, trained: dict[str, Any]) -> None:
+    ids = text(2, LENGTH)
+    model: Any = get_peft_model(deepcopy(bare(name)), LoraConfig(r=2, target_modules="all-linear", **trained)).eval()
+    torch.manual_seed(3)
+    for key, parameter in model.named_parameters():
+        if "modules_to_save" in key or "trainable_tokens_delta" in key:
+            parameter.add_(torch.randn_like(parameter))
+    expected = whole(model, ids)
+    assert (expected - whole(bare(name), ids)).abs().max() > 0.1
+    assert_near(continued(model, ids, [6, 9]), expected)
+    assert_near(whole(model.merge_and_unload(), ids), expected)
+
+
 def test_an_output_layer_is_no_target_of_all_linear() -> None:
     for name in ("lstm", "staircase-zeros", "llama_rec-overlap-2"):
         model = deepcopy(bare(name))
