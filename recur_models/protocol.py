@@ -210,9 +210,8 @@ class RecurrentModel(nn.Module, ABC):
         state, fresh_BK = begin_segment(self, tokens_BT, state, fresh_BK)
         if targets_BT is not None and targets_BT.shape != tokens_BT.shape:
             given = f"{tuple(targets_BT.shape)}, but tokens {tuple(tokens_BT.shape)}"
-            raise ValueError(
-                f"targets have shape {given}: give each token one, or {IGNORED} where nothing is predicted"
-            )
+            remedy = f"give each token one, or {IGNORED} where nothing is predicted"
+            raise ValueError(f"targets have shape {given}: {remedy}")
         return self.read_segment(tokens_BT, state, fresh_BK, targets_BT)
 
     @abstractmethod
