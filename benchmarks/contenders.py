@@ -30,6 +30,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 SEGMENT = {"small": 1024, "medium": 2048}
 LANES = 2
+"""Lanes where nothing else is asked for."""
 VOCAB = 256
 PEER = "block-recurrent-transformer-pytorch"
 
@@ -37,16 +38,23 @@ PEER = "block-recurrent-transformer-pytorch"
 class Contender:
     """A model of ours in training."""
 
-    def __init__(self, config: ModelConfig, segment: int, recompute: Recompute = "nothing", compile: Compile = "no"):
+    def __init__(
+        self,
+        config: ModelConfig,
+        segment: int,
+        recompute: Recompute = "nothing",
+        compile: Compile = "no",
+        lanes: int = LANES,
+    ):
         torch.manual_seed(0)
         self.config = config
         self.model: Any = config.build(VOCAB)
         self.model.recompute = recompute
         compile_model(self.model, compile)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(VOCAB, (LANES, segment))
-        self.fresh = torch.zeros(LANES, segment // config.block, dtype=torch.bool)
-        self.state: State = self.model.initial_state(LANES)
+        self.tokens = torch.randint(VOCAB, (lanes, segment))
+        self.fresh = torch.zeros(lanes, segment // config.block, dtype=torch.bool)
+        self.state: State = self.model.initial_state(lanes)
         fill_memory(self.state)
 
     def loss(self) -> Tensor:
@@ -70,18 +78,18 @@ class Contender:
     def flops(self) -> float:
         """FLOPs of a step, forward and backward, as our code does them (recur_models/costs.py). Those of `Peer` are not counted."""
         cost = self.config.costs(VOCAB)
-        of_tokens = cost.computed_training_flops_per_token * self.tokens.shape[1]
-        return LANES * (of_tokens + 3 * cost.segment_flops)
+        lanes, segment = self.tokens.shape
+        return lanes * (cost.computed_training_flops_per_token * segment + 3 * cost.segment_flops)
 
 
 class Peer(Contender):
     """The package block-recurrent-transformer-pytorch at the same dimensions (keys and values shared by all heads, GEGLU)."""
 
-    def __init__(self, size: dict[str, int], segment: int):
+    def __init__(self, size: dict[str, int], segment: int, lanes: int = LANES):
         torch.manual_seed(0)
         self.model: nn.Module = peer_model(size, VOCAB, segment)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.tokens = torch.randint(VOCAB, (LANES, segment + 1))  # its loss leaves the first token out
+        self.tokens = torch.randint(VOCAB, (lanes, segment + 1))  # its loss leaves the first token out
         self.memories: list[Tensor] = []
         self.states: list[Tensor] = []
 
@@ -111,16 +119,16 @@ def model_configs(name: Size) -> dict[str, ModelConfig]:
     }
 
 
-def contenders(name: Size, compile: Compile = "no") -> dict[str, Callable[[], Contender]]:
+def contenders(name: Size, compile: Compile = "no", lanes: int = LANES) -> dict[str, Callable[[], Contender]]:
     """A constructor for each contender, ours compiled if wanted; the peer's is there when it is installed."""
     segment = SEGMENT[name]
     made: dict[str, Callable[[], Contender]] = {
-        label: (lambda config=config: Contender(config, segment, compile=compile))
+        label: (lambda config=config: Contender(config, segment, compile=compile, lanes=lanes))
         for label, config in model_configs(name).items()
     }
     version = peer_version()
     if version:
-        made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment)
+        made[f"{PEER} {version}"] = lambda: Peer(SIZES[name], segment, lanes)
     return made
 
 

@@ -1,7 +1,7 @@
 """Step time of every model against `slide`, and against a public package where it is installed; all take turns in one process.
 
     python -m benchmarks.step_time                      about twelve minutes on two cores
-    python -m benchmarks.step_time --rounds 20 --sizes small
+    python -m benchmarks.step_time --rounds 20 --sizes small --lanes 8
 
 Each round every model makes one step (contenders.py), and each round gives one ratio to slide's step of the same round. Beside it
 stands the ratio of FLOPs, forward and backward, as our code does them (recur_models/costs.py). The paper (Table 1) has 0.99 for
@@ -18,6 +18,7 @@ import torch
 
 from benchmarks import machine, results
 from benchmarks.contenders import LANES, SEGMENT, SIZES, Size, contenders, model_configs
+from common.checks import check_fields
 from common.choices import Compile
 from common.errors import UserError
 from pipelines.terminal import cli
@@ -36,6 +37,8 @@ class BenchConfig:
     """Rounds; the first two do not count."""
     only: tuple[str, ...] = ()
     """Contenders whose name begins with one of these, besides slide; by default all."""
+    lanes: int = LANES
+    """Lanes that a step reads. The presets of the small size read 8."""
     compile: Compile = "no"
     """torch.compile of our models, in the rounds that do not count."""
     record: bool = False
@@ -43,6 +46,7 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         machine.check_rounds(self.rounds)
+        check_fields("", self, lanes=1)
 
 
 def main(argv: list[str]) -> None:
@@ -58,20 +62,21 @@ def measure(name: Size, config: BenchConfig) -> list[tuple[results.Cell, ...]]:
     """Time all contenders of one size and print a line for each. Returns a row of each: its label, then a cell for each of
     COLUMNS.
     """
+    made = contenders(name, config.compile, config.lanes)
     chosen = {
         label: build()
-        for label, build in contenders(name, config.compile).items()
+        for label, build in made.items()
         if not config.only or label == "slide" or label.startswith(config.only)
     }
     if config.only and len(chosen) == 1 and not "slide".startswith(config.only):
-        raise UserError(f"--only names none of {', '.join(contenders(name, config.compile))}")
+        raise UserError(f"--only names none of {', '.join(made)}")
     times = machine.seconds_in_turns(config.rounds, {label: contender.step for label, contender in chosen.items()})
     rate = matrix_rate(torch.device("cpu"), torch.float32, size=2048, repeats=3)
     size = SIZES[name]
     configs = model_configs(name)
     print(
         f"{name}: d {size['d_model']}, {size['layers']} layers (slide, xl and memorizing: one more), window {size['window']}, "
-        f"segment {SEGMENT[name]}, batch {LANES}; {config.rounds - 2} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
+        f"segment {SEGMENT[name]}, batch {config.lanes}; {config.rounds - 2} rounds; 2,048² products at {rate / 1e9:.0f} GFLOP/s\n"
         f"  {'':44} {'parameters':>11} {'s a step':>9} {'/ slide, median (range)':>26} {'FLOPs / slide':>14} {'of the rate':>12}"
     )
     rows: list[tuple[results.Cell, ...]] = []
