@@ -20,6 +20,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from recur_models.compiling import Unit
 from recur_models.costs import Costs, attention, product, scales
 from recur_models.gates import GATES, Gate
 from recur_models.hidden import note
@@ -265,16 +266,31 @@ class BlockRead(NamedTuple):
     """Those of the sharing layer."""
 
 
-class BlockReader(nn.Module):
-    """The part of a model with feedback that runs block by block. It is a module so that it can be compiled as one unit."""
+class RecWithFeedback(WindowedTransformer):
+    """A block-recurrent transformer whose layers all read the states of one of them (Appendix E).
 
-    one_graph = True
+    A block's states are known only when the layers below the sharing one have read the block before. So these layers, and the
+    horizontal direction of the sharing layer, run block by block. Its vertical direction and the layers above it change no states
+    that others read: they run over all blocks at once.
+    """
 
-    def __init__(self, model: RecWithFeedback):
-        super().__init__()
-        self.of = (model,)  # in a tuple: as a submodule the model would contain itself
+    config: RecConfig
 
-    def forward(
+    def __init__(self, config: RecConfig, vocab_size: int):
+        super().__init__(config, vocab_size)
+        self.block_by_block = Unit(self.read_block)
+        self.at_once = Unit(self.layers[self.sharing].finish)
+
+    @property
+    def sharing(self) -> int:
+        """The index of the layer whose states all layers read."""
+        assert self.config.sharing_layer is not None
+        return self.config.sharing_layer
+
+    def units(self) -> list[nn.Module]:
+        return [self.block_by_block, self.at_once, *self.layers[self.sharing + 1 :]]
+
+    def read_block(
         self,
         x_B1WD: Tensor,
         state: State,
@@ -285,9 +301,8 @@ class BlockReader(nn.Module):
         """One block through the layers below the sharing one, and through that layer's horizontal direction. The State that comes
         out has the entries of these layers alone.
         """
-        (model,) = self.of
-        sharing = model.sharing
-        layer = model.layers[sharing]
+        sharing = self.sharing
+        layer = self.layers[sharing]
         own = layer_state(sharing, state)
         own["states"] = layer.begin_block(own["states"], fresh_B1[:, 0])
         states = layer.states.read(own["states"])
@@ -295,36 +310,12 @@ class BlockReader(nn.Module):
         layer_inputs = [x_B1WD]
         after = []
         for i in range(sharing):
-            run = model.recomputed("layer", model.layers[i])
+            run = self.recomputed("layer", self.layers[i])
             x_B1WD, changed = run(x_B1WD, layer_state(i, state), blocks, windows[i])
             layer_inputs.append(x_B1WD)
             after.append(changed)
-        attention_inputs, changed = model.recomputed("layer", layer.advance)(x_B1WD, own, blocks, states)
+        attention_inputs, changed = self.recomputed("layer", layer.advance)(x_B1WD, own, blocks, states)
         return BlockRead(tuple(layer_inputs), attention_inputs), join_layers([*after, changed])
-
-
-class RecWithFeedback(WindowedTransformer):
-    """A block-recurrent transformer whose layers all read the states of one of them (Appendix E).
-
-    A block's states are known only when the layers below the sharing one have read the block before. So these layers, and the
-    horizontal direction of the sharing layer, run block by block (`BlockReader`). Its vertical direction and the layers above it
-    change no states that others read: they run over all blocks at once.
-    """
-
-    config: RecConfig
-
-    def __init__(self, config: RecConfig, vocab_size: int):
-        super().__init__(config, vocab_size)
-        self.reader = BlockReader(self)
-
-    @property
-    def sharing(self) -> int:
-        """The index of the layer whose states all layers read."""
-        assert self.config.sharing_layer is not None
-        return self.config.sharing_layer
-
-    def units(self) -> list[nn.Module]:
-        return [self.reader, *self.layers[self.sharing + 1 :]]
 
     def stack(self, x_BTD: Tensor, state: State, fresh_BK: Tensor, windows: list[Window]) -> tuple[Tensor, State]:
         sharing = self.sharing
@@ -334,14 +325,14 @@ class RecWithFeedback(WindowedTransformer):
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             fresh_B1 = fresh_BK[:, k : k + 1]
             masked_B1 = None if no_previous_block_BK is None else no_previous_block_BK[:, k : k + 1]
-            read, below = self.reader(x_BWD[:, None], below, fresh_B1, masked_B1, windows)
+            read, below = self.block_by_block(x_BWD[:, None], below, fresh_B1, masked_B1, windows)
             for i, x_B1WD in enumerate(read.layer_inputs):
                 note(i, x_B1WD)
             blocks_read.append(read)
         x_BKWD = torch.cat([read.layer_inputs[-1] for read in blocks_read], 1)
         parts = zip(*(read.attention_inputs for read in blocks_read), strict=True)
         joined = AttentionInputs(*(torch.cat(part, 1) for part in parts))
-        finish = self.recomputed("layer", self.layers[sharing].finish)
+        finish = self.recomputed("layer", self.at_once)
         x_BKWD = finish(x_BKWD, joined, no_previous_block_BK, windows[sharing])
         blocks = Blocks(fresh_BK, no_previous_block_BK, (joined.state_k_BKHSE, joined.state_v_BKHSE))
         x_BKWD, above = self.run_layers(range(sharing + 1, len(self.layers)), x_BKWD, state, blocks, windows)

@@ -16,8 +16,8 @@ The results are the same to rounding, forward and backward, State and loss. By m
 - memorizing breaks its graph at each block, where it asks how full its memory is.
 
 Layer by layer, layers of one kind share their code. Under feedback, all that runs block by block is one unit: the layers below the
-one that shares its states, and that layer's horizontal direction; its vertical direction is not compiled. A model that is compiled
-as a whole is unrolled over its layers. Compiled code does not call module hooks (health.py).
+one that shares its states, and that layer's horizontal direction. Its vertical direction is another. A model that is compiled as a
+whole is unrolled over its layers. Compiled code does not call module hooks (health.py).
 
 ``one_graph`` marks modules that make one graph: a break in it is an error, and shapes are constants. A segment is compiled once,
 and once more for the State that the first segment leaves, whose strides differ.
@@ -25,6 +25,7 @@ and once more for the State that the first segment leaves, whose strides differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,19 @@ from recur_models.protocol import RecurrentModel
 VERSIONS = 64
 """Compiled versions of a layer's code, at most: one for each kind of layer, with and without gradients, and each segment length.
 Beyond torch's own limit of 8 a layer would silently run uncompiled."""
+
+
+class Unit(nn.Module):
+    """A method of a model, or of one of its layers, as a module that can be compiled. It has no parameters of its own."""
+
+    one_graph = True
+
+    def __init__(self, method: Callable[..., Any]):
+        super().__init__()
+        self.method = method
+
+    def forward(self, *args: Any) -> Any:
+        return self.method(*args)
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:
