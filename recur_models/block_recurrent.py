@@ -278,8 +278,8 @@ class RecWithFeedback(WindowedTransformer):
 
     def __init__(self, config: RecConfig, vocab_size: int):
         super().__init__(config, vocab_size)
-        self.block_by_block = Unit(self.read_block)
-        self.at_once = Unit(self.layers[self.sharing].finish)
+        self.block_by_block = Unit(RecWithFeedback.read_block)
+        self.at_once = Unit(RecurrentLayer.finish)
 
     @property
     def sharing(self) -> int:
@@ -325,7 +325,7 @@ class RecWithFeedback(WindowedTransformer):
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             fresh_B1 = fresh_BK[:, k : k + 1]
             masked_B1 = None if no_previous_block_BK is None else no_previous_block_BK[:, k : k + 1]
-            read, below = self.block_by_block(x_BWD[:, None], below, fresh_B1, masked_B1, windows)
+            read, below = self.block_by_block(self, x_BWD[:, None], below, fresh_B1, masked_B1, windows)
             for i, x_B1WD in enumerate(read.layer_inputs):
                 note(i, x_B1WD)
             blocks_read.append(read)
@@ -333,7 +333,7 @@ class RecWithFeedback(WindowedTransformer):
         parts = zip(*(read.attention_inputs for read in blocks_read), strict=True)
         joined = AttentionInputs(*(torch.cat(part, 1) for part in parts))
         finish = self.recomputed("layer", self.at_once)
-        x_BKWD = finish(x_BKWD, joined, no_previous_block_BK, windows[sharing])
+        x_BKWD = finish(self.layers[sharing], x_BKWD, joined, no_previous_block_BK, windows[sharing])
         blocks = Blocks(fresh_BK, no_previous_block_BK, (joined.state_k_BKHSE, joined.state_v_BKHSE))
         x_BKWD, above = self.run_layers(range(sharing + 1, len(self.layers)), x_BKWD, state, blocks, windows)
         return x_BKWD.flatten(1, 2), after | below | above

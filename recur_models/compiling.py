@@ -39,7 +39,10 @@ Beyond torch's own limit of 8 a layer would silently run uncompiled."""
 
 
 class Unit(nn.Module):
-    """A method of a model, or of one of its layers, as a module that can be compiled. It has no parameters of its own."""
+    """A method of a model, or of one of its layers, as a module that can be compiled. It has no parameters of its own.
+
+    It is called with the model or the layer first. It holds neither: a layer may be put in the place of another, as by an adapter.
+    """
 
     one_graph = True
 
@@ -47,8 +50,8 @@ class Unit(nn.Module):
         super().__init__()
         self.method = method
 
-    def forward(self, *args: Any) -> Any:
-        return self.method(*args)
+    def forward(self, owner: nn.Module, *args: Any) -> Any:
+        return self.method(owner, *args)
 
 
 def compile_model(model: RecurrentModel, unit: Compile, backend: Any = "inductor", **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_states_are_read_by_a_fused_kernel(name: str) -> None:
     text = tokens(2, 3 * model.block)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error where it cannot be used
         model(text, None, None, text)[0].sum().backward()
+
+
+@torch.no_grad()
+def test_a_layer_in_the_place_of_the_sharing_one_is_read_whole() -> None:
+    """As an adapter puts a trained copy there."""
+    model, expected = (build(small_configs()["feedback-two-layers-paper"]) for _ in range(2))
+    text = tokens(2, 3 * model.block)
+    layer = deepcopy(model.layers[2])
+    for parameter in layer.parameters():
+        parameter.add_(0.1)
+    model.layers[2] = layer
+    expected.layers[2].load_state_dict(layer.state_dict())
+    assert torch.equal(model(text)[0], expected(text)[0])
 
 
 def test_a_token_does_not_change_earlier_logits(config: ModelConfig) -> None:
