@@ -321,17 +321,18 @@ class RecWithFeedback(WindowedTransformer):
         sharing = self.sharing
         no_previous_block_BK, after = self.begin_blocks(state, fresh_BK)
         below = state
-        blocks_read: list[BlockRead] = []
+        outputs: list[Tensor] = []
+        inputs: list[AttentionInputs] = []
         for k, x_BWD in enumerate(x_BTD.split(self.block, 1)):
             fresh_B1 = fresh_BK[:, k : k + 1]
             masked_B1 = None if no_previous_block_BK is None else no_previous_block_BK[:, k : k + 1]
             read, below = self.block_by_block(self, x_BWD[:, None], below, fresh_B1, masked_B1, windows)
             for i, x_B1WD in enumerate(read.layer_inputs):
                 note(i, x_B1WD)
-            blocks_read.append(read)
-        x_BKWD = torch.cat([read.layer_inputs[-1] for read in blocks_read], 1)
-        parts = zip(*(read.attention_inputs for read in blocks_read), strict=True)
-        joined = AttentionInputs(*(torch.cat(part, 1) for part in parts))
+            outputs.append(read.layer_inputs[-1])
+            inputs.append(read.attention_inputs)
+        x_BKWD = torch.cat(outputs, 1)
+        joined = AttentionInputs(*(torch.cat(parts, 1) for parts in zip(*inputs, strict=True)))
         finish = self.recomputed("layer", self.at_once)
         x_BKWD = finish(self.layers[sharing], x_BKWD, joined, no_previous_block_BK, windows[sharing])
         blocks = Blocks(fresh_BK, no_previous_block_BK, (joined.state_k_BKHSE, joined.state_v_BKHSE))

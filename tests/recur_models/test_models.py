@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import weakref
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -104,6 +106,17 @@ def test_a_layer_in_the_place_of_the_sharing_one_is_read_whole() -> None:
     model.layers[2] = layer
     expected.layers[2].load_state_dict(layer.state_dict())
     assert torch.equal(model(text)[0], expected(text)[0])
+
+
+@torch.no_grad()
+def test_a_pass_without_gradients_keeps_the_hidden_states_below_the_sharing_layer_of_one_block() -> None:
+    model: Any = build(small_configs()["feedback-two-layers-paper"])
+    made = []
+    model.layers[0].register_forward_hook(lambda _, __, output: made.append(weakref.ref(output[0])))
+    alive: list[Tensor] = []
+    model.at_once.register_forward_pre_hook(lambda *_: alive.extend(x for ref in made if (x := ref()) is not None))
+    model(tokens(2, 5 * model.block))
+    assert len(made) == 5 and len(alive) <= 1
 
 
 def test_a_token_does_not_change_earlier_logits(config: ModelConfig) -> None:
