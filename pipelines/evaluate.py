@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from common.lock import file_lock
 from common.places import Place, remove_temporary
-from pipelines.checkpoints.cloning import with_kept_weights
+from pipelines.checkpoints.cloning import kept_weights
 from pipelines.checkpoints.errors import retry_if_removed
 from pipelines.checkpoints.run_folder import RECORDS, RunFolder
 from pipelines.config.run import TrackingConfig, config_hash_without_seed
@@ -170,8 +170,9 @@ def evaluate_all(config: EvaluateConfig) -> None:
     with file_lock(partial, "another pipelines.evaluate"):
         remove_temporary(Place.parse(report_folder.folder))
         # All of them, before the first is scored: that may take hours, in which the runs of the others train on.
-        targets = [replace(target, checkpoint=with_kept_weights(target.checkpoint, partial)) for target in targets]
-        evaluations = [evaluate(target, config, partial) for target in targets]
+        with kept_weights([target.checkpoint for target in targets], partial / "weights") as kept:
+            targets = [replace(target, checkpoint=each) for target, each in zip(targets, kept, strict=True)]
+            evaluations = [evaluate(target, config, partial) for target in targets]
         paths = report(config, targets, evaluations, report_folder)
         shutil.rmtree(partial)
     first, *others = [path for path in paths if path.suffix == ".png"] or paths[1:]  # without pictures: the table

@@ -1,7 +1,7 @@
-"""Clones a checkpoint for a trial of a population that continues from another trial's, and its weights for an evaluation.
+"""Clones a checkpoint for a trial of a population that continues from another trial's, and weights for an evaluation.
 
     clone_checkpoint(source.checkpoints, target.checkpoints, step=60)
-    with_kept_weights(checkpoint, folder)      # reads them there, whatever the run removes
+    with kept_weights(checkpoints, folder) as kept: ...      # reads them there, whatever their runs remove
 
 A checkpoint holds weights, optimizer, generators and the State of every lane. Trials that read the same lanes are in the same
 documents at a step, so the State fits.
@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,18 +68,27 @@ def _clone_in_bucket(checkpoint: Place, target: Place, step: int) -> None:
         remove(before)
 
 
-def with_kept_weights(snapshot: Snapshot, folder: Path) -> Snapshot:
-    """The snapshot with a link to its weights in ``folder``, from which it reads them even if its run removes the checkpoint.
+@contextmanager
+def kept_weights(snapshots: Sequence[Snapshot], folder: Path) -> Iterator[list[Snapshot]]:
+    """The snapshots with links to their weights in ``folder``, from which they read them even if a run removes its checkpoint.
 
-    It is returned as it is where its weights cannot be linked, as on another file system: a copy could be large. So is an exported
-    folder, which no run removes. Raises RemovedError if the checkpoint is gone already.
+    The folder is removed at the end, and at the beginning too: a killed command may have left it. A snapshot is yielded as it is
+    where its weights cannot be linked, as on another file system: a copy could be large. So is an exported folder, which no run
+    removes. Raises RemovedError if a checkpoint is gone already.
     """
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield [_with_kept_weights(snapshot, folder / snapshot.digest) for snapshot in snapshots]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_kept_weights(snapshot: Snapshot, kept: Path) -> Snapshot:
     if not isinstance(snapshot, Checkpoint):
         return snapshot
-    kept = folder / f"weights-{snapshot.digest}"
     kept.mkdir(parents=True, exist_ok=True)
     try:
-        with suppress(FileExistsError):  # a killed command has left it
+        with suppress(FileExistsError):  # another snapshot has the same weights
             os.link(snapshot.folder / "model.safetensors", kept / "model.safetensors")
     except FileNotFoundError as error:
         raise RemovedError(sentence(error)) from None

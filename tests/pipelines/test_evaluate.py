@@ -135,6 +135,27 @@ def test_runs_that_train_may_remove_the_checkpoints_that_were_found(
     assert not (tmp_path / "report" / evaluate.PARTIAL).exists()
 
 
+def test_an_evaluation_that_ends_early_keeps_no_weights(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the next one keep those that a killed one has left."""
+    run = train("--steps", "1", "--validate-every", "0")
+    weights = next(run.rglob("model.safetensors"))
+    partial = tmp_path / "report" / evaluate.PARTIAL
+    left = partial / "weights" / "0badc0de"
+    left.mkdir(parents=True)
+    os.link(weights, left / weights.name)
+
+    def interrupt(*_: Any) -> Evaluation:
+        assert not left.exists() and weights.stat().st_nlink == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "evaluate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([str(run), "--output", str(tmp_path / "report"), *QUIET])
+    assert weights.stat().st_nlink == 1
+
+
 def test_mlflow_has_the_runs_that_an_evaluation_is_of(server: Server, train: Train, tmp_path: Path) -> None:
     words = ("--tracking.uri", server.uri, "--tracking.system-metrics", "off", "--tracking.experiment", "evaluated")
     logged = ("--tracking.backend", "mlflow", "--tracking.models", "none", *words, "--steps", "2")
