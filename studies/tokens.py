@@ -26,6 +26,8 @@ from common.checks import check_options
 from common.errors import UserError
 from common.lock import file_lock
 from data_prep.store import SegmentStore
+from pipelines.checkpoints.cloning import kept_weights
+from pipelines.checkpoints.errors import retry_if_removed
 from pipelines.checkpoints.run_folder import RunFolder
 from pipelines.config.run import TrackingConfig
 from pipelines.inference.report_folder import UNFINISHED_LOSSES, output_for
@@ -47,6 +49,9 @@ from studies.token_comparison import COLUMNS, TokenComparison
 from studies.token_losses import TokenLosses, token_nats
 from studies.token_page import OPTIONAL, write_pages
 from studies.words import Words, words_of
+
+KEPT_WEIGHTS = f"{UNFINISHED_LOSSES}weights"
+"""Subfolder of the report with links to the weights, while the command runs."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +266,12 @@ def compare_passes(config: TokensConfig, passes: list[Pass], folder: Path) -> To
 
 def main(argv: list[str]) -> None:
     """Compare models token by token and write the page. Raises UserError for bad input."""
-    config = cli.parse(TokensConfig, argv, __doc__)
+    compare_models(cli.parse(TokensConfig, argv, __doc__))
+
+
+@retry_if_removed
+def compare_models(config: TokensConfig) -> None:
+    """Find the checkpoints, compare them and write the page. Raises UserError for bad input."""
     targets = load_targets(config)
     passes = passes_of(config, targets)
     name = "tokens-" + "-vs-".join(reading.name for reading in passes) + suffix_of(targets, config)
@@ -271,7 +281,12 @@ def main(argv: list[str]) -> None:
     counts = f"{counted(totals.documents, 'document')}, {totals.tokens:,} tokens"
     others = ", ".join(reading.name for reading in passes[:-1])
     print(f"comparing {passes[-1].name} with {others} on {cli.shown(targets[-1].store.folder)}: {counts}", flush=True)
-    with file_lock(report_folder.folder, "another pipelines.tokens"):
+    with (
+        file_lock(report_folder.folder, "another pipelines.tokens"),
+        kept_weights([each.target.checkpoint for each in passes], report_folder.folder / KEPT_WEIGHTS) as kept,
+    ):
+        for i, checkpoint in enumerate(kept):  # of all passes, before the first is read: that may take hours
+            passes[i] = replace(passes[i], target=replace(passes[i].target, checkpoint=checkpoint))
         comparison = compare_passes(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
     files = [path for path in report_folder.folder.iterdir() if path.is_file()]

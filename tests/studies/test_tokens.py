@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.lock import Locked, file_lock
+from common.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import BytesTokenizer, HuggingFaceTokenizer
 from pipelines.inference.report_folder import UNFINISHED_LOSSES
@@ -378,6 +380,32 @@ def test_a_killed_pass_goes_on_where_it_was_and_its_losses_are_the_same(
             for folder in (path.parent, tmp_path / "two")
         )
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_runs_that_train_may_remove_the_checkpoints_that_are_compared(
+    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is read, so that the newest now is; and while the first run is read."""
+    words = ("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
+    runs = [train(*words, name=name) for name in ("one", "two")]
+    find_output, compare = tokens.output_for, tokens.compare_passes
+    steps: list[int] = []
+
+    def find_while_one_trains(*found: Any) -> Place:
+        shutil.rmtree(runs[0] / "checkpoints" / "step-00000002", ignore_errors=True)
+        return find_output(*found)
+
+    def compare_while_both_train(config: Any, passes: list[tokens.Pass], folder: Path) -> TokenComparison:
+        for run in runs:
+            shutil.rmtree(run / "checkpoints")
+        steps.extend(each.target.checkpoint.step for each in passes)
+        return compare(config, passes, folder)
+
+    monkeypatch.setattr(tokens, "output_for", find_while_one_trains)
+    monkeypatch.setattr(tokens, "compare_passes", compare_while_both_train)
+    main([*map(str, runs), "--output", str(tmp_path / "report"), "--tracking.backend", "none"])
+    assert steps == [1, 2] and (tmp_path / "report" / "tokens.html").exists()
+    assert not list((tmp_path / "report").glob(f"{UNFINISHED_LOSSES}*"))
 
 
 def test_no_pass_is_taken_for_another_or_for_a_column(train: Callable[..., Path], tmp_path: Path) -> None:
