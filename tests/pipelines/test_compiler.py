@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from common.errors import UserError
 from pipelines.training.compiler import cache, whole_compiled_code
@@ -15,22 +19,30 @@ class Doubling(nn.Module):
         return 2 * x
 
 
-def test_code_that_is_cut_off_is_named_with_the_folder_to_remove(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_code_that_is_cut_off_is_named_with_the_folder_to_remove(
+    direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somewhere/cache")
 
     def cut_off(*_: object) -> object:
         raise ImportError("/somewhere/cache/main.so: file too short")
 
+    def whole(graph: Any, _: object) -> object:
+        return make_boxed_func(graph.forward)
+
     layer = Doubling()
-    layer.compile(backend=cut_off)
+    compilers = {"fw_compiler": whole, "bw_compiler": cut_off}
+    layer.compile(backend=cut_off if direction == "forward" else aot_autograd(**compilers))
     message = "main.so: file too short\\): remove /somewhere/cache,.* repeat the command, or leave out --compile$"
     with pytest.raises(UserError, match=message), whole_compiled_code():
-        layer(torch.ones(2))
+        layer(torch.ones(2, requires_grad=True)).sum().backward()
 
 
-def test_other_errors_of_a_compiled_model_stay_as_they_are() -> None:
-    with pytest.raises(RuntimeError, match="ours"), whole_compiled_code():
-        raise RuntimeError("ours")
+@pytest.mark.parametrize("error", [RuntimeError("ours"), ImportError("ours")])
+def test_other_errors_of_a_compiled_model_stay_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error), match="ours"), whole_compiled_code():
+        raise error
 
 
 def test_torchs_folder_is_the_one_that_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
