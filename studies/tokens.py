@@ -285,8 +285,11 @@ def compare_models(config: TokensConfig) -> None:
         file_lock(report_folder.folder, "another pipelines.tokens"),
         kept_weights([each.target.checkpoint for each in passes], report_folder.folder / KEPT_WEIGHTS) as kept,
     ):
-        for i, checkpoint in enumerate(kept):  # of all passes, before the first is read: that may take hours
-            passes[i] = replace(passes[i], target=replace(passes[i].target, checkpoint=checkpoint))
+        # All of them, before the first is read: that may take hours.
+        targets_kept = [
+            replace(each.target, checkpoint=checkpoint) for each, checkpoint in zip(passes, kept, strict=True)
+        ]
+        passes = [replace(each, target=target) for each, target in zip(passes, targets_kept, strict=True)]
         comparison = compare_passes(config, passes, report_folder.folder)
         paths = write_pages(comparison, report_folder.folder)
     files = [path for path in report_folder.folder.iterdir() if path.is_file()]
