@@ -72,7 +72,7 @@ class Checkpoint:
 
     folder: Path
     meta: Mapping[str, Any]
-    weights_folder: Path | None = None
+    weights_kept_in: Path | None = None
     """The folder from which its weights are read, if not its own (cloning.py)."""
 
     @property
@@ -127,7 +127,7 @@ class Checkpoint:
         return checkpoint
 
     def weights(self) -> dict[str, Tensor]:
-        return load_tensors((self.weights_folder or self.folder) / "model.safetensors")
+        return load_tensors((self.weights_kept_in or self.folder) / "model.safetensors")
 
     def optimizer(self) -> dict[str, Any]:
         """The optimizer's state_dict."""

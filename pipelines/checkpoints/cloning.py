@@ -94,7 +94,7 @@ def _with_kept_weights(snapshot: Snapshot, kept: Path) -> Snapshot:
         raise RemovedError(sentence(error)) from None
     except OSError:
         return snapshot
-    return replace(snapshot, weights_folder=kept)
+    return replace(snapshot, weights_kept_in=kept)
 
 
 def _link(source: str, target: str) -> None:
