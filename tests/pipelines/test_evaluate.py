@@ -116,7 +116,8 @@ def test_runs_that_train_may_remove_the_checkpoints_that_were_found(
     """Before anything is scored, so that the newest now is read; and while the first run is scored."""
     words = ("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
     runs = [train(*words, name=name) for name in ("one", "two")]
-    find_output, score = evaluate.output_for, evaluate.evaluate
+    find_output = evaluate.output_for
+    score = evaluate.evaluate
 
     def find_while_one_trains(*found: Any) -> Place:
         shutil.rmtree(runs[0] / "checkpoints" / "step-00000002", ignore_errors=True)

@@ -388,7 +388,8 @@ def test_runs_that_train_may_remove_the_checkpoints_that_are_compared(
     """Before anything is read, so that the newest now is; and while the first run is read."""
     words = ("--steps", "2", "--validate-every", "0", "--checkpoint.every", "1")
     runs = [train(*words, name=name) for name in ("one", "two")]
-    find_output, compare = tokens.output_for, tokens.compare_passes
+    find_output = tokens.output_for
+    compare = tokens.compare_passes
     steps: list[int] = []
 
     def find_while_one_trains(*found: Any) -> Place:
