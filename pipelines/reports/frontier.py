@@ -9,6 +9,7 @@ the windows differ, else for each model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,17 +92,23 @@ def draw_curve(axes: Axes, curve: Sequence[Spot], x: Callable[[Spot], float], lo
 
 def label_spots(axes: Axes, spots: Sequence[Spot]) -> str:
     """Write beside each spot its window, or its overlap or name where all have one window; nothing where its model has no window
-    and others have several. Returns which of them it is.
+    and others have several. It stands on the side of the middle, where a long name has room. Returns which of them it is.
     """
     beside = "name"
     for field in ("overlap", "window"):
         if len({spot.windows[field] for spot in spots if field in spot.windows}) > 1:
             beside = field
     names = briefly(spot.name for spot in spots)
+    flops = [spot.flops for spot in spots]
+    middle = math.sqrt(min(flops) * max(flops))  # of a logarithmic axis
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7, "color": "0.35"}
     for spot in spots:
-        told = names[spot.name] if beside == "name" else str(spot.windows.get(beside, ""))
+        text = names[spot.name] if beside == "name" else str(spot.windows.get(beside, ""))
         at = (spot.flops, spot.value)
-        axes.annotate(told, at, xytext=(4, 4), textcoords="offset points", fontsize=7, color="0.35")
+        if spot.flops > middle:
+            axes.annotate(text, at, xytext=(-4, 4), horizontalalignment="right", **look)
+        else:
+            axes.annotate(text, at, xytext=(4, 4), **look)
     return beside
 
 
@@ -140,6 +147,6 @@ def plot_frontier(spots: Sequence[Spot], what: str, of_flops: str, path: Path) -
         panels[1].set_xticks(windows if len(windows) <= 10 else windows[:: len(windows) // 8])
     for axes in panels:
         axes.grid(alpha=0.25, which="both" if axes is panels[0] else "major")
-    panels[-1].legend(handles=handles, fontsize=8, framealpha=0.9)
+    figure.legend(handles=handles, fontsize=8, loc="outside right upper", frameon=False)
     figure.suptitle(f"{what} by what it costs; lower is better", fontsize=11)
     return [save_figure(figure, path)]

@@ -76,6 +76,13 @@ def test_a_block_that_nothing_attends_to_is_no_window(tmp_path: Path) -> None:
     assert Image.open(path).width == 1275  # one panel
 
 
+def test_long_names_stay_within_the_picture() -> None:
+    axes = Figure().add_subplot()
+    assert label_spots(axes, [spot(1, 3), spot(1.9, 2), spot(2.1, 2), spot(4, 1)]) == "name"
+    sides = [text.get_horizontalalignment() for text in axes.texts]
+    assert sides == ["left", "left", "right", "right"]  # the middle of 1 and 4 is 2 on a logarithmic axis
+
+
 @pytest.mark.parametrize("windows", [(300,), (200, 300, 400)])
 def test_windows_that_differ_have_a_panel(windows: tuple[int, ...], tmp_path: Path) -> None:
     spots = [spot(1e8 / (1 - o / w), 40 - w / 50 - o / 20, window=w, overlap=o) for w in windows for o in (0, 30)]
