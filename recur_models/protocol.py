@@ -365,6 +365,8 @@ def begin_segment(
 
     Raises ValueError, with the sizes and a remedy, unless they and the tokens fit the model and one another.
     """
+    if tokens_BT.dim() != 2:
+        raise ValueError(f"tokens have shape {tuple(tokens_BT.shape)}: give [lanes, tokens], tokens[None] for one text")
     lanes, length = tokens_BT.shape
     blocks, rest = divmod(length, model.block)
     if not length:
@@ -376,9 +378,7 @@ def begin_segment(
         fresh_BK[:, 0] = state is None
     if fresh_BK.shape != (lanes, blocks) or fresh_BK.dtype != torch.bool:
         given = f"{tuple(fresh_BK.shape)} of {str(fresh_BK.dtype).removeprefix('torch.')}"
-        raise ValueError(
-            f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give a bool for each"
-        )
+        raise ValueError(f"fresh has shape {given}, but {lanes} lanes of {blocks} blocks are read: give each a bool")
     if state is None:
         return model.initial_state(lanes), fresh_BK
     check_state(model, state, lanes)

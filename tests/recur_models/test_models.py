@@ -312,6 +312,8 @@ def test_restored_from_its_weights_it_is_the_same(config: ModelConfig) -> None:
 
 def test_bad_input_is_refused_in_a_sentence(config: ModelConfig) -> None:
     model = build(config)
+    with pytest.raises(ValueError, match=r"tokens have shape \(4,\): give \[lanes, tokens\]"):
+        model(tokens(1, model.block)[0])
     with pytest.raises(ValueError, match="not a multiple of the block of 4"):
         model(tokens(2, 2 * model.block + 1))
     with pytest.raises(ValueError, match="fresh has shape"):
