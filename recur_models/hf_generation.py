@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Any, NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -82,10 +82,15 @@ class RecurrentCache(Cache):
         """The cache that `save` has written, on this device, for the model that made it. Raises ValueError if it is none."""
         cache = cls()
         parts: dict[str, State] = {"state": {}, "block": {}}
-        with safe_open(file, "pt", str(device)) as saved:
+        remedy = "name a file that RecurrentCache.save has written"
+        try:
+            opened = safe_open(file, "pt", str(device))
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read ({error}): {remedy}") from None
+        with opened as saved:
             seen = (saved.metadata() or {}).get("seen")
             if seen is None:
-                raise ValueError(f"{file} is no saved cache: name a file that RecurrentCache.save has written")
+                raise ValueError(f"{file} is no saved cache: {remedy}")
             cache.seen = int(seen)
             for name in set(saved.keys()) - {"filled"}:
                 part, _, rest = name.partition(".")

@@ -199,6 +199,10 @@ def test_a_file_that_holds_no_cache_of_this_model_is_refused(slide: Any, tmp_pat
     slide.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"model\.safetensors is no saved cache"):
         RecurrentCache.load(tmp_path / "model.safetensors")
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes((tmp_path / "model.safetensors").read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"damaged\.safetensors cannot be read .* RecurrentCache\.save has written"):
+        RecurrentCache.load(damaged)
     deeper = {**SIZE, "layers": SIZE["layers"] + 1}
     for kind in (SlideConfig, VanillaConfig):  # the State of a vanilla transformer is empty, its block is not
         wrap(kind(**deeper))(text(1, 9), use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
