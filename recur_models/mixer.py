@@ -49,7 +49,10 @@ class Sizes(NamedTuple):
 def check_block(window: int, chunk: int, conv: int = 1) -> None:
     """Raises UserError where chunks do not divide a block, or where a convolution would see tokens before the previous block."""
     if window % min(chunk, window):
-        raise UserError(f"model.chunk is {chunk}, and does not divide model.window, {window}")
+        raise UserError(
+            f"model.chunk is {chunk}, and does not divide model.window, {window}: "
+            f"give --model.chunk {math.gcd(chunk, window)}, or another window"
+        )
     if window < conv - 1:
         raise UserError(
             f"model.window is {window}, and model.conv {conv} sees {conv - 1} earlier tokens: give --model.window {conv - 1} or "

@@ -115,7 +115,7 @@ class MixersConfig(ModelConfig):
         if "rwkv7" in self.layers and min(self.chunk, self.window) > MAX_TOKENS:
             raise UserError(
                 f"model.chunk is {self.chunk}, and rwkv7's decays over more than {MAX_TOKENS} tokens leave the range of float32: "
-                "give a smaller --model.chunk"
+                f"give --model.chunk {MAX_TOKENS} or less"
             )
         if self.initial_std < 0:
             raise UserError(f"model.initial_std is {self.initial_std}: give 0 or more")

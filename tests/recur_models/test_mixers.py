@@ -182,9 +182,21 @@ def test_the_generalised_delta_rule_is_the_recurrence_that_it_stands_for(chunk: 
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+def test_sizes_of_a_block_that_do_not_fit_are_refused() -> None:
+    """The message has a number that fits."""
+    with pytest.raises(UserError, match=r"chunk is 64, and does not divide model\.window, 96: give --model\.chunk 32"):
+        MixersConfig(window=96, chunk=64)
+    MixersConfig(window=96, chunk=32)
+    with pytest.raises(
+        UserError, match=r"window is 2, and model\.conv 4 sees 3 earlier tokens: give --model\.window 3"
+    ):
+        MixersConfig(window=2)
+    MixersConfig(window=3)
+
+
 def test_long_chunks_of_rwkv7_are_refused() -> None:
     MixersConfig(layers=("rwkv7",), window=256, chunk=64)
-    with pytest.raises(UserError, match=r"model\.chunk is 128, and rwkv7's decays over more than 64 tokens"):
+    with pytest.raises(UserError, match=r"model\.chunk is 128, and rwkv7's decays over .* give --model\.chunk 64"):
         MixersConfig(layers=("delta", "rwkv7"), window=256, chunk=128)
 
 
