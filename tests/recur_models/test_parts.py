@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -195,3 +198,12 @@ def test_attention_in_bfloat16_on_a_cpu_is_that_of_float32_without_the_slow_kern
     ):
         torch.testing.assert_close(gradient, wanted, atol=0.1, rtol=0.03)
     assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
+
+
+def test_the_architecture_lists_every_module() -> None:
+    root = Path(__file__).parents[2]
+    section = (root / "docs" / "architecture.md").read_text("utf-8").partition("## The modules of the models")[2]
+    listed = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)))
+    assert sorted(listed) == sorted(
+        path.stem for path in (root / "recur_models").glob("*.py") if path.stem != "__init__"
+    )
