@@ -5,6 +5,9 @@
 ``equations="meliad"`` follows the authors' code (no b_z; tanh on z in the ``single`` configuration only).
 ``"paper"`` follows the paper (b_z; tanh on z in every LSTM gate and in no fixed one).
 
+Arguments of a gate: ``fan_in`` is N, ``width`` is D, and ``squash`` says whether the cell is ``single``. A call takes c [B, S, D]
+and h [B, S, N], and returns c' [B, S, D] in the dtype of c.
+
 Letters: B lanes · S states · D width · N width of the gate's input.
 """
 
@@ -29,7 +32,7 @@ def candidate_costs(equations: Equations, rows: int, fan_in: int, width: int) ->
 
 
 class FixedGate(nn.Module):
-    """c·g + z·(1 − g), g = σ(b): an exponential moving average over blocks (equations 1–3)."""
+    """c' = c·g + z·(1 − g), g = σ(b): an exponential moving average over blocks (equations 1–3)."""
 
     def __init__(self, fan_in: int, width: int, equations: Equations, squash: bool):
         super().__init__()
@@ -54,7 +57,7 @@ class FixedGate(nn.Module):
 
 
 class LSTMGate(nn.Module):
-    """c·f + z·i, with f and i of each state vector depending on h (equations 4–7)."""
+    """c' = c·f + z·i, with f and i of each state vector depending on h (equations 4–7)."""
 
     def __init__(self, fan_in: int, width: int, equations: Equations, squash: bool):
         super().__init__()
