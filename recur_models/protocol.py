@@ -121,7 +121,7 @@ class ModelConfig(ABC):
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(values.keys() - known - {"name"})
         if unknown:
-            raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r} in this version")
+            raise ValueError(f"the model {cls.name!r} has no field {unknown[0]!r}: use the version that wrote it")
         given = {name: values[name] for name in values if name != "name"}
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 

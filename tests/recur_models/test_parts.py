@@ -177,6 +177,8 @@ def test_a_config_is_read_as_it_was_written() -> None:
         SlideConfig(dropout=0.1, dropout_places="usual"),
     ):
         assert model_from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match="the model 'slide' has no field 'sight': use the version that wrote it"):
+        model_from_json({**SlideConfig().to_json(), "sight": 2})
 
 
 def test_the_registry_knows_every_model_by_its_name() -> None:
