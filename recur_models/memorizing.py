@@ -51,15 +51,18 @@ class MemorizingConfig(WindowedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1 or self.memory % self.window:
+        if self.memory % self.window:
             raise ValueError(
                 f"model.memory is {self.memory}, not a multiple of the window of {self.window} tokens: "
                 f"choose {max(1, round(self.memory / self.window)) * self.window}"
             )
-        if not 1 <= self.top_k <= self.memory:
+        if self.top_k > self.memory:
             raise ValueError(f"model.top_k is {self.top_k}: it must be 1 to {self.memory}, the size of the memory")
         if not 1 <= self.memory_place <= self.layers:
-            raise ValueError(f"model.memory_layer is {self.memory_layer}, but the model has layers 1 to {self.layers}")
+            raise ValueError(
+                f"model.memory_layer is {self.memory_layer}, but the model has layers 1 to {self.layers}: give one of "
+                "these, or leave it out for the fourth from the top"
+            )
 
     @property
     def memory_place(self) -> int:
@@ -149,7 +152,8 @@ class MemorizingLayer(WindowedLayer):
     def enter(self, keys_BHME: Tensor, values_BHME: Tensor, count_B: Tensor, k_BHWE: Tensor, v_BHWE: Tensor) -> Tensor:
         """Write a block's keys and values into the memory, in place; returns the count with them."""
         slots_W = torch.arange(self.config.window, device=count_B.device)
-        place_BHWE = ((count_B % self.config.memory)[:, None] + slots_W)[:, None, :, None].expand_as(k_BHWE)  # no wrap
+        # The memory is a multiple of the block, so a block ends where the ring ends, at the latest.
+        place_BHWE = ((count_B % self.config.memory)[:, None] + slots_W)[:, None, :, None].expand_as(k_BHWE)
         keys_BHME.scatter_(2, place_BHWE, k_BHWE.detach().to(keys_BHME.dtype))
         values_BHME.scatter_(2, place_BHWE, v_BHWE.detach().to(values_BHME.dtype))
         return count_B + self.config.window

@@ -98,7 +98,7 @@ def test_training_under_autocast() -> None:
     [
         ({"memory": 10}, "model.memory is 10, not a multiple of the window of 4 tokens: choose 8"),
         ({"top_k": 13}, "model.top_k is 13: it must be 1 to 12"),
-        ({"memory_layer": 4}, "model.memory_layer is 4, but the model has layers 1 to 3"),
+        ({"memory_layer": 4}, "model.memory_layer is 4, but the model has layers 1 to 3: give one of these"),
         ({"memory_layer": 2.5}, "model.memory_layer is 2.5: it must be a whole number"),
         ({"memory_layer": "2"}, "model.memory_layer is '2': it must be a whole number"),
     ],
