@@ -39,10 +39,10 @@ def small_configs() -> dict[str, ModelConfig]:
         configs[f"xl-{equations}"] = XLConfig(**SIZE, equations=equations)
         configs[f"memorizing-{equations}"] = MemorizingConfig(
             **SIZE,
-            memory=12,
+            memory=12,  # smaller than a document: the ring turns
             memory_layer=2,
             top_k=5,
-            equations=equations,  # smaller than a document: the ring turns
+            equations=equations,
         )
         for gate, cell in itertools.product(GATES, ("dual", "single", "skip")):
             kind: dict[str, Any] = {"gate": gate, "cell": cell, "equations": equations}
@@ -93,13 +93,8 @@ def small_configs() -> dict[str, ModelConfig]:
         configs[f"gpt2_rec-{pooling}"] = GPT2RecConfig(
             **size, window=6, overlap=2, pooling=pooling, insert_layer=0, embeddings=2, hidden=()
         )
-    shared: dict[str, Any] = {
-        **size,
-        "heads": 4,
-        "kv_heads": 2,
-        "rope_base": 20.0,
-        "norm_eps": 1e-5,
-    }  # four dimensions that turn, at two speeds
+    # The six dimensions of a head turn in three pairs, each at a speed of its own.
+    shared: dict[str, Any] = {**size, "heads": 4, "kv_heads": 2, "rope_base": 20.0, "norm_eps": 1e-5}
     configs["llama-overlap-2"] = LlamaConfig(**shared, window=6, overlap=2)
     for overlap in (0, 2, 6):
         configs[f"llama_rec-overlap-{overlap}"] = LlamaRecConfig(
