@@ -4,13 +4,13 @@
 
 The results are the same to rounding, forward and backward, State and loss. By model:
 
-- vanilla, slide, xl, rec and mamba2 are one graph without a break.
+- vanilla, slide, xl, rec, mixers, mamba2, gpt2 and llama are one graph without a break.
 - Feedback, rmt and armt are one graph too, but unrolled over all blocks, feedback only up to the layer that shares its states;
   compiling that takes minutes. Feedback is therefore better compiled layer by layer. gpt2-rec and llama-rec are unrolled over their
   windows.
 - The staircases, transformer-xl and universal-transformer share code between layers. A staircase has other code for a step that
   crosses documents, and for each number of chunks that drain.
-- slstm in a stack of mixers is one graph, unrolled over all tokens.
+- Among mixers, slstm is unrolled over all tokens.
 - An lstm's layer is torch's own kernel behind a break of the graph.
 - feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
 - memorizing breaks its graph at each block, where it asks how full its memory is.
