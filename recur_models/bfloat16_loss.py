@@ -4,8 +4,8 @@
     nats_N = bfloat16_nats(hidden_ND, weight_VD, targets_N, bias_V)               # without gradients
 
 Products are in bfloat16, over many tokens; the softmax is in float32, over the few that a core's cache holds. The logits'
-gradients are made forward, where the softmax is at hand. Floor: 2·N·V·D FLOPs forward and 4·N·V·D backward. In chunks that are
-made twice, as in float32, the backward pass costs 6·N·V·D and keeps nothing.
+gradients are made forward, where the softmax is at hand. Floor: 2·N·V·D FLOPs forward and 4·N·V·D backward. In float32, and
+beyond KEPT_ELEMENTS logits, losses.py keeps none and makes them again: its backward pass costs 6·N·V·D.
 """
 
 from __future__ import annotations

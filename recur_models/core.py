@@ -255,7 +255,7 @@ class Distances(NamedTuple):
         """
         n = q_HnE.shape[-2]
         first = self.span - 1 - (keys - n - self.nearest)  # column of the first query's distance to the first key
-        table_EP = self.table_EP[:, max(first - n, 0) :]  # distances that no query here has
+        table_EP = self.table_EP[:, max(first - n, 0) :]  # without distances that no query here has
         first = min(first, n)
         product_HnP = q_HnE @ table_EP
         wide_HnP = F.pad(product_HnP, (0, max(keys + 1 - product_HnP.shape[-1], 0)))

@@ -175,7 +175,8 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, q_nE: Tensor, k_mE: Tensor) -> Tensor:  # pyrefly: ignore
-        q_NnE, k_NmE = q_nE.flatten(0, -3), k_mE.flatten(0, -3)
+        q_NnE = q_nE.flatten(0, -3)
+        k_NmE = k_mE.flatten(0, -3)
         ctx.save_for_backward(q_NnE, k_NmE)
         return torch.bmm(q_NnE, k_NmE.transpose(1, 2)).view(*q_nE.shape[:-1], -1)
 

@@ -1,4 +1,4 @@
-"""Cross-entropy in nats per token that holds the logits of one chunk at a time; on a GPU all of a segment, compiled, if they fit.
+"""Cross-entropy in nats per token, in chunks of tokens. Compiled code on a GPU takes a segment at once if its logits fit.
 
     nats_N = chunked_cross_entropy(hidden_ND, embedding_VD, targets_N)
     hidden_BTD, state = hidden_states(model, tokens_BT, state, fresh_BK)      # the output layer's input
@@ -26,8 +26,8 @@ CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 29}
 """Logits held at a time, by the kind of device. CPU: 16 MiB in float32, about the size of its cache. GPU: 2 GiB, so that each
 product fills the GPU; the block-recurrent paper's 32 × 4,096 tokens take eight chunks."""
 GRADIENT_TOKENS = 1024
-"""Least tokens whose logits' gradients are held at a time if the weight is trained. Each addition to the weight's gradient reads
-and writes all of it, however few the tokens."""
+"""The fewest tokens in a chunk of the backward pass, if the weight is trained. Each chunk adds to the weight's gradient, which
+reads and writes all of it, however few the tokens."""
 WHOLE_ELEMENTS = 1 << 32
 """The most logits that compiled code on a GPU holds at once, without chunks: 8 GiB in bfloat16. It computes the softmax and its sum
 in one pass, without a float32 copy."""
@@ -38,9 +38,11 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Nats of each target under softmax(hidden · weightᵀ + bias): [N] float32, 0 where the target is ``IGNORED``.
 
-    Compiled for a GPU all logits may exist at once (`whole_cross_entropy`, the same losses), and in bfloat16 on a CPU their
-    gradients, up to KEPT_ELEMENTS; else a chunk of them. The caller scales ``hidden`` (logits / √d). Under autocast the product
-    runs in the autocast dtype, the softmax in float32.
+    ``targets_N``: int64. The caller scales ``hidden`` (logits / √d). Under autocast the product runs in the autocast dtype, the
+    softmax in float32.
+
+    The logits of one chunk exist at a time, with two exceptions. Compiled code on a GPU makes all at once, up to WHOLE_ELEMENTS
+    (`whole_cross_entropy`, the same losses). In bfloat16 on a CPU the gradients of up to KEPT_ELEMENTS logits are kept.
     """
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)

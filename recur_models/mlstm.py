@@ -6,8 +6,8 @@ with f = sigmoid(f̃) and i = exp(ĩ). C and n are divided by exp(m_t), m_t = ma
 The normaliser n is stored as the last column of C.
 
 Within a chunk, b is the cumulative log forget gate. Token j's writing has the exponent b_i − b_j + ĩ_j at token i, and what the
-state before the chunk held has b_i + m; m_i is the larger of the two, over all j ≤ i. A loop over chunks finds the m before each,
-another one carries C, and all else is parallel. Letters: see mixer.py.
+state before the chunk held has b_i + m; m_i is the largest of these exponents, over all j ≤ i. One loop over chunks finds the m
+before each, another one carries C, and all else is parallel. Letters: see mixer.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RMSNorm, and L2 normalisation of queries and keys.
 
-torch does not fuse norms on a CPU. In eager training there in float32 or float64, the functions below replace them: their backward
-passes leave out those that only copy, double or spread numbers. Results and gradients are bit by bit those of torch's operations.
+torch does not fuse norms on a CPU. For eager training there, in float32 or float64, this module has norms of its own: their
+backward passes leave out operations that only copy, double or spread numbers. Results and gradients equal torch's bit for bit.
 Under bfloat16 autocast, `rms_norm` gives bfloat16. Letters: see layers.py.
 """
 

@@ -33,7 +33,7 @@ SAME_AS: Mapping[Any, tuple[str, ...]] = {"silu": ("swish",), "gelu_new": ("gelu
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names under which older versions of transformers saved buffers that are no weights."""
 MOST_PADDING = 1.1
-"""The most rows of embeddings for each id that may be padding; with more, the store has another tokenizer."""
+"""Rows of embeddings per id of the tokenizer, up to which the surplus may be padding. With more, the tokenizer is another one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Family:
     kind: str
     """config.json's model_type, and our name of the model; the name of the model with recurrence has ``-rec`` behind it."""
     article: str
-    """The model in a sentence, with its article."""
+    """The model's name with its article, as sentences have it."""
     saver: str
     """transformers' class that saves the model with its output layer."""
     small: Mapping[str, Any]
