@@ -117,6 +117,7 @@ class RecurrentCache(Cache):
         return f"{type(self).__name__}({self.seen} columns read)"
 
     def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Raises ValueError: a State has no earlier tokens to return to."""
         raise ValueError("the State cannot be rolled back: assisted decoding is not supported with these models")
 
 

@@ -105,8 +105,8 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As transformers has it, but weights that are missing, left over or of another shape are an error, not a warning. So is a
-        device_map that takes the model apart.
+        """As transformers has it, but raises ValueError for weights that are missing, left over or of another shape, of which
+        transformers warns, and for a device_map that takes the model apart.
         """
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -128,7 +128,10 @@ class ThroughlinePreTrainedModel(PreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether each layer is computed again in the backward pass; transformers sets it."""
+        """Whether each layer is computed again in the backward pass; transformers sets it.
+
+        Raises ValueError if it is set for a model that recomputes nothing.
+        """
         return self.model.recompute != "nothing"
 
     @gradient_checkpointing.setter

@@ -30,8 +30,11 @@ class Variant(NamedTuple):
     groups: int = 1
     """Groups of heads that share B and C: a divisor of the heads."""
     norm_eps: float = 1e-6
+    """Added to the mean square in both norms."""
     projection_bias: bool = False
+    """Whether the projections into the mixer and out of it have biases."""
     conv_bias: bool = True
+    """Whether the convolution has biases."""
     step_limit: tuple[float, ...] = (0.0,)
     """The least step Δ, and the largest if it is limited."""
 

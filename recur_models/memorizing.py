@@ -102,7 +102,7 @@ class MemorizingLayer(WindowedLayer):
         }
 
     def forward(self, x_BKWD: Tensor, state: State, blocks: Blocks, window: Window) -> tuple[Tensor, State]:
-        """Local and remembered attention, joined by a gate for each head."""
+        """As `WindowedLayer.forward`: local and remembered attention, joined by a gate for each head."""
         tokens = self.tokens.project(x_BKWD)
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
@@ -136,7 +136,7 @@ class MemorizingLayer(WindowedLayer):
         return local_HnE * (1 - gate_H11) + remembered_HnE * gate_H11
 
     def remember(self, tokens: Projections, state: State, fresh_BK: Tensor) -> tuple[Tensor, State]:
-        """The result of each block's reads from the memory before it, and the memory after the last block."""
+        """The result of each block's reads from the memory before it [B, K, H, W, E], and the memory after the last block."""
         # copies, which `enter` overwrites below
         keys_BHME = reset_to_zeros(state["memory_keys"], fresh_BK[:, 0])
         values_BHME = reset_to_zeros(state["memory_values"], fresh_BK[:, 0])
