@@ -310,7 +310,12 @@ def _opened(file: Listed) -> Iterator[Forward]:
         mark_size, encoding = mark_of(head)
         if encoding != "UTF-8":
             raise CorpusError(f"{where} is {encoding}: iconv -f {encoding[:6]} -t UTF-8 FILE converts it to UTF-8")
-        _check_no_array(head[mark_size:], where)
+        begin = head[mark_size:].lstrip()
+        if begin.startswith(b"["):  # one JSON array, as the .json files of many data sets are
+            number = head[: len(head) - len(begin)].count(b"\n") + 1
+            raise CorpusError(
+                f"{where} line {number} is a JSON list: every line is to be one object; jq -c '.[]' FILE writes the elements so"
+            )
         yield stream
 
 
@@ -323,16 +328,6 @@ def _spans(source: Source) -> list[Span]:
     """The spans of a thread, whose place is its file and then the numbers of each span."""
     numbers = source.place[1:]
     return [numbers[i : i + 3] for i in range(0, len(numbers), 3)]
-
-
-def _check_no_array(head: bytes, where: str) -> None:
-    """Raises CorpusError for a file that is one JSON array, as the .json files of many data sets are."""
-    begin = head.lstrip()
-    if begin.startswith(b"["):
-        number = head[: len(head) - len(begin)].count(b"\n") + 1
-        raise CorpusError(
-            f"{where} line {number} is a JSON list: every line is to be one object; jq -c '.[]' FILE writes the elements so"
-        )
 
 
 def kind_of(value: object) -> str:
@@ -348,10 +343,14 @@ def _record(data: bytes, file: str, number: int, offset: int) -> dict[str, Any]:
     except RecursionError:
         raise CorpusError(f"{file} line {number} is nested too deeply: take it out") from None
     except ValueError as error:
-        why = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else error
-        raise CorpusError(
-            f"{file} line {number} is not JSON ({why}): correct it or take it out, since every line is to be one object"
-        ) from None
+        what = f"is not JSON ({error})"
+        remedy = "correct it or take it out, since every line is to be one object"
+        if isinstance(error, json.JSONDecodeError):
+            what = f"is not JSON ({error.msg.removesuffix(' at')} at character {error.pos})"
+            if text.endswith("\n") and error.pos == len(text):
+                what = "ends within a JSON value"
+                remedy = "every line is to be one object; jq -c . FILE writes each value on one line"
+        raise CorpusError(f"{file} line {number} {what}: {remedy}") from None
     if not isinstance(record, dict):
         raise CorpusError(f"{file} line {number} is {kind_of(record)}: every line is to be one JSON object")
     return record

@@ -220,6 +220,21 @@ def test_zstd_that_begins_with_a_frame_to_skip(tmp_path: Path, kind: int) -> Non
     ("data", "fields", "words"),
     [
         (b'{"text": "a"}\n{"text"', {}, r"x\.jsonl line 2 is not JSON"),
+        (
+            b'{"text": "a\nb"}\n',
+            {},
+            r"x\.jsonl line 1 is not JSON \(Invalid control character at character 11\): correct",
+        ),
+        (
+            b'\n{\r\n  "text": "a"\r\n}\r\n',
+            {},
+            r"line 2 ends within a JSON value: every line is to be one object; jq -c \. FILE",
+        ),
+        (
+            b'{"text": "a",\n "n": 1}\n',
+            {},
+            r"line 1 ends within a JSON value: every line is to be one object; jq -c \. FILE",
+        ),
         (b"\n\n{bad\n", {}, r"x\.jsonl line 3 is not JSON"),
         (b'{"text": 1, }\n', {}, r"x\.jsonl line 1 is not JSON \(.* at character 1\d\): correct it or take it out"),
         (b"[1]\n", {}, r"x\.jsonl line 1 is a JSON list: every line is to be one object"),
