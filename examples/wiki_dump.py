@@ -9,11 +9,14 @@ The texts keep their wiki mark-up. Redirects are left out, and pages that are no
 import argparse
 import bz2
 import json
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
 from common.errors import UserError
+from common.places import Place
 from pipelines.terminal import cli
+from pipelines.terminal.commands import typed
 
 
 def main(words: list[str]) -> None:
@@ -24,7 +27,7 @@ def main(words: list[str]) -> None:
     args = parser.parse_args(words)
     opened = bz2.open if args.dump.suffix == ".bz2" else open
     count = 0
-    with opened(args.dump, "rb") as dump, args.out.open("w", encoding="utf-8") as out:
+    with opened(args.dump, "rb") as dump, Place.parse(args.out).writing() as out:
         elements = ElementTree.iterparse(dump, events=("start", "end"))
         try:
             _, root = next(elements)
@@ -33,14 +36,18 @@ def main(words: list[str]) -> None:
                     continue
                 text = page.findtext("{*}revision/{*}text")
                 if text and page.findtext("{*}ns", "0") == "0" and page.find("{*}redirect") is None:
-                    out.write(json.dumps({"title": page.findtext("{*}title"), "text": text}, ensure_ascii=False) + "\n")
+                    article = {"title": page.findtext("{*}title"), "text": text}
+                    out.write(json.dumps(article, ensure_ascii=False).encode() + b"\n")
                     count += 1
                 root.clear()  # else all pages stay in memory
         except (ElementTree.ParseError, EOFError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk; those of bz2 have no number
                 raise
             raise UserError(f"{args.dump} is not the XML of a dump, or is cut off ({error}): fetch it again") from None
+        if not count:
+            raise UserError(f"{args.dump} holds no article: give a dump …-pages-articles.xml, plain or .bz2")
     print(f"{args.out}: {count:,} articles")
+    print(f"Next: {typed('prepare')} jsonl --source {shlex.quote(cli.shown(args.out))} --title-field title")
 
 
 if __name__ == "__main__":

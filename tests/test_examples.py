@@ -57,7 +57,7 @@ def test_each_example_is_short_and_says_how_it_is_run() -> None:
 PAGE = "<page><title>%s</title><ns>%d</ns>%s<revision><text>%s</text></revision></page>"
 
 
-def test_a_wiki_dump_becomes_json_lines(tmp_path: Path) -> None:
+def test_a_wiki_dump_becomes_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from examples import wiki_dump
 
     pages = [
@@ -74,13 +74,20 @@ def test_a_wiki_dump_becomes_json_lines(tmp_path: Path) -> None:
     lines = tmp_path / "wiki.jsonl"
     dump.write_bytes(bz2.compress(text.encode()))
     wiki_dump.main([str(dump), str(lines)])
-    assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == {"Ü & V": "[[Ü]] is", "W": "two\nlines"}
+    articles = {"Ü & V": "[[Ü]] is", "W": "two\nlines"}
+    assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == articles
+    assert f"pipelines.prepare jsonl --source {lines} --title-field title" in capsys.readouterr().out
     for damaged in (dump.read_bytes()[:-9], bz2.compress(text[:-20].encode()), b"<html>not found</html>"):
         dump.write_bytes(damaged)
         with pytest.raises(
             UserError, match=r"dump\.xml\.bz2 is not the XML of a dump, or is cut off \(.*\): fetch it again"
         ):
             wiki_dump.main([str(dump), str(lines)])
+    dump.write_bytes(bz2.compress(b"<feed><entry>not a dump</entry></feed>"))
+    with pytest.raises(UserError, match=r"dump\.xml\.bz2 holds no article: give a dump"):
+        wiki_dump.main([str(dump), str(lines)])
+    assert sorted(tmp_path.iterdir()) == [dump, lines]  # with nothing half-written
+    assert read_all(JsonLines(source=str(lines), id_field="title"))[0] == articles
 
 
 @pytest.mark.slow
