@@ -43,6 +43,15 @@ def refuse_packed(head: bytes, where: str) -> None:
         raise CorpusError(f"{where} is packed ({packing}): unpack it, and give the file that is in it")
 
 
+def refuse_nuls(data: bytes, where: str) -> None:
+    """Raises CorpusError for a file full of NULs, each of which is valid UTF-8."""
+    if data.count(0, 0, NUL_HEAD) > max(1, MAX_NULS * min(len(data), NUL_HEAD)):
+        raise CorpusError(
+            f"{where} is not UTF-8 but full of NUL bytes, as UTF-16 without a byte-order mark is: convert the file to UTF-8 "
+            "or take it out of the folder"
+        )
+
+
 def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
     """The text of some bytes. A byte-order mark at a file's beginning gives the encoding, and is not part of the text.
 
@@ -51,18 +60,15 @@ def decode_utf8(data: bytes, where: str, offset: int = 0) -> str:
         offset: position in the file at which the bytes begin.
 
     Raises CorpusError naming the file, and the byte that is not UTF-8 or the packing of a file that is packed. Also for a file
-    full of NULs: each of them is valid UTF-8.
+    full of NULs.
     """
     size = 0
     encoding = "UTF-8"
     if offset == 0:
         refuse_packed(data, where)
         size, encoding = mark_of(data)
-        if encoding == "UTF-8" and data.count(0, 0, NUL_HEAD) > max(1, MAX_NULS * min(len(data), NUL_HEAD)):
-            raise CorpusError(
-                f"{where} is not UTF-8 but full of NUL bytes, as UTF-16 without a byte-order mark is: convert the file to UTF-8 "
-                "or take it out of the folder"
-            )
+        if encoding == "UTF-8":
+            refuse_nuls(data, where)
     try:
         return str(memoryview(data)[size:] if size else data, encoding)
     except UnicodeDecodeError as error:

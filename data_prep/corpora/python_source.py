@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.places import Place
-from data_prep.corpora.encodings import decode_utf8, refuse_packed
+from data_prep.corpora.encodings import decode_utf8, refuse_nuls, refuse_packed
 from data_prep.corpora.files import check_name, is_hidden
 from data_prep.documents import CorpusError, Document, Source, split_of
 
@@ -113,4 +113,5 @@ def _decode(path: Path) -> str:
         decode_utf8(data, str(path))  # its error says more if the file is not UTF-8
         reason = " ".join(str(error).split())
         raise CorpusError(f"{path} cannot be read in the encoding that it declares ({reason}): fix the file") from None
+    refuse_nuls(data, str(path))
     return text

@@ -74,8 +74,10 @@ def test_a_wrong_mark_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["A book.\n", "Война и мир\n"])
 def test_a_wide_encoding_without_a_mark_is_refused(tmp_path: Path, text: str, encoding: str) -> None:
     """Its bytes are valid UTF-8, so nothing else would notice."""
-    put(tmp_path, {"text/a.txt": text.encode(encoding), "json/a.jsonl": f'{{"text": "{text}"}}'.encode(encoding)})
-    for name, corpus in (("text/a.txt", Text), ("json/a.jsonl", JsonLines)):
+    json_line = f'{{"text": "{text}"}}'
+    put(tmp_path, {"text/a.txt": text.encode(encoding), "json/a.jsonl": json_line.encode(encoding)})
+    put(tmp_path, {"python/a.py": f"x = 1\n# {text}".encode(encoding)})
+    for name, corpus in (("text/a.txt", Text), ("json/a.jsonl", JsonLines), ("python/a.py", PythonSource)):
         with pytest.raises(CorpusError, match=rf"{name} is not UTF-8 but full of NUL bytes, as UTF-16 without a"):
             read_all(corpus(source=str(tmp_path / name.partition("/")[0])))
 
