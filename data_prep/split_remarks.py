@@ -1,7 +1,8 @@
-"""Checks of a corpus and its scanned splits, and remarks on them: why one has no document, and which share texts.
+"""Checks of a corpus and its scanned splits, and remarks on them: why one has no document, which hold more text
+than train, and which share texts.
 
 empty_split(scans["test"])                # "no document with text (skipped 3 PDF only), left out; to have one, add documents"
-shared_texts(scans)                       # ["3 of 40 documents of validation stand in train too, byte for byte: …"]
+held_out_warnings(scans)                  # ["3 of 40 documents of validation stand in train too, byte for byte: …"]
 """
 
 from __future__ import annotations
@@ -127,14 +128,25 @@ def difference_of_standing(store: SegmentStore, scans: Mapping[str, SplitScan]) 
     return "with other corpus options" if any(scan.corpus.options() != options for scan in scans.values()) else ""
 
 
-def shared_texts(scans: Mapping[str, SplitScan]) -> list[str]:
-    """A sentence for each held-out split of which some texts stand in train too."""
+def held_out_warnings(scans: Mapping[str, SplitScan]) -> list[str]:
+    """Sentences on held-out splits: if hashes gave one more text than train, and for each that shares texts with train."""
+    if "train" not in scans:
+        return []
+    train = scans["train"]
     sentences = []
+    largest = max(scans.values(), key=lambda scan: scan.bytes)
+    corpus = train.corpus
+    if largest.bytes > train.bytes and isinstance(corpus, SplitsByHash) and corpus.splits_by_hash():
+        sentences.append(
+            f"{largest.split} has {largest.bytes:,} bytes of text and train only {train.bytes:,}, since a hash of its id gives "
+            "each document its split, however long it is: cut long documents up, or call folders or files train, validation and "
+            "test if this corpus takes its splits from names"
+        )
     for split, scan in scans.items():
-        if split == "train" or "train" not in scans:
+        if split == "train":
             continue
         texts = scan.documents.group.xxh3
-        shared = int(np.isin(texts, scans["train"].documents.group.xxh3).sum())
+        shared = int(np.isin(texts, train.documents.group.xxh3).sum())
         if shared:
             sentences.append(
                 f"{shared:,} of {len(texts):,} documents of {split} stand in train too, byte for byte: a model may know them by "

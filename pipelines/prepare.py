@@ -191,7 +191,7 @@ def _prepare(config: PrepareConfig, asked: Tokenizer | TokenizerTraining) -> dic
         check_type(tokenizer, scans[split])
     plans = {split: plan(scans[split], tokenizer, config.segment_length, config.part_bytes) for split in splits}
     finished, warnings = _standing(config, plans, tokenizer, empty)
-    for sentence in warnings + split_remarks.shared_texts(scans):
+    for sentence in warnings + split_remarks.held_out_warnings(scans):
         console.print(f"warning: {sentence}")
     chat_remarks = about_chat(tokenizer, config.tokenizer)
 

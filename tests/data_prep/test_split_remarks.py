@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_texts_in_two_splits_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "warning: 2 of 3 documents of validation stand in train too, byte for byte" in out
     assert "documents of test" not in out
+
+
+def test_a_held_out_split_with_more_text_than_train_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"text {i}" for i in range(12)]
+    put(tmp_path, {"in/a.jsonl": lines(texts)})
+    prepare(config(tmp_path))
+    assert "and train only" not in capsys.readouterr().out
+    held = int(next(iter(config(tmp_path).corpus.sources("test"))).id.partition(":")[2]) - 1
+    put(tmp_path, {"in/a.jsonl": lines([*texts[:held], "long " * 40, *texts[held + 1 :]])})
+    prepare(config(tmp_path, "long"))
+    out = capsys.readouterr().out
+    assert re.search(r"warning: test has 20\d bytes of text and train only \d\d, since a hash of its id", out)
+    assert out.count("and train only") == 1
+    put(tmp_path / "named", {"in/train.jsonl": lines(["a"]), "in/test.jsonl": lines(["more text"])})
+    prepare(config(tmp_path / "named"))
+    assert "and train only" not in capsys.readouterr().out
 
 
 def test_a_row_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
