@@ -17,6 +17,7 @@ import numpy as np
 from common.places import Place
 from common.uris import PlaceError
 from data_prep.corpora.files import is_hidden
+from data_prep.corpora.github import GitHub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.corpora.tasks import Task
 from data_prep.corpora.text import Text
@@ -79,6 +80,8 @@ def check_documents(scans: Sequence[SplitScan], each: bool) -> None:
             remedy = "ask for documents"
         elif any("too large" in scan.skipped for scan in scans):
             remedy = "give a larger --max-document-bytes, or another --source"
+        elif isinstance(corpus, GitHub):
+            remedy = "give the --endings of its files, or as --source the folder that holds the repositories"
         raise StoreError(f"{what}: {remedy}")
 
 

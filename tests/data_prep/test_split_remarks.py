@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from data_prep.corpora.github import GitHub
 from data_prep.corpora.jsonl import JsonLines
 from data_prep.documents import SPLITS
 from data_prep.manifest import StoreError
@@ -46,6 +47,15 @@ def test_a_split_without_documents_has_its_reasons(tmp_path: Path, capsys: pytes
         StoreError, match=r"jsonl holds no document with text \(skipped 1 empty, 3 without text\): give"
     ):
         prepare(config(tmp_path, "other"))
+
+
+def test_repositories_without_a_file_to_read_name_the_endings(tmp_path: Path) -> None:
+    put(tmp_path, {"in/repo/main.nim": "echo 1", "in/other/main.nim": "echo 2"})
+    repositories = str(tmp_path / "in")
+    with pytest.raises(StoreError, match=r"github holds no document with text .*: give the --endings of its files, or"):
+        prepare(PrepareConfig(GitHub(source=repositories), str(tmp_path / "store"), num_workers=0))
+    nim = PrepareConfig(GitHub(source=repositories, endings=(".nim",)), str(tmp_path / "store"), num_workers=0)
+    assert sum(manifest.totals.documents for manifest in prepare(nim).values()) == 2
 
 
 def test_texts_in_two_splits_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
