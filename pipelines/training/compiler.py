@@ -17,6 +17,8 @@ from pipelines.training.world import World
 
 OF_TORCHS_COMPILER = ("torch._dynamo", "torch._inductor")
 """Modules of the errors that torch.compile raises. torch has no public name for them."""
+CACHED_MODULES = "torch._inductor.runtime.compile_tasks"
+"""The package under which torch imports Python code of its cache."""
 
 
 def check_compiler(config: TrainConfig, world: World) -> None:
@@ -37,20 +39,23 @@ def cache() -> Path:
 
 @contextmanager
 def whole_compiled_code() -> Iterator[None]:
-    """Turn an error of torch's compiler into UserError, whose remedy is to remove torch's cache.
+    """Turn an error of torch's compiler into UserError, which tells a damaged cache from a model that cannot be compiled.
 
-    A process that is killed while it compiles, or a machine that loses power, may leave a file there that is cut off. All later
-    runs would fail on it.
+    A process that is killed while it compiles, or a machine that loses power, may leave a file in torch's cache that is cut off.
+    All later runs would fail on it.
     """
     try:
         yield
-    except (RuntimeError, ImportError) as error:
-        # torch passes an ImportError on as it is where code of a backward pass is cut off.
-        is_of_cache = isinstance(error, ImportError) and str(cache()) in str(error)
-        if not is_of_cache and not type(error).__module__.startswith(OF_TORCHS_COMPILER):
+    except (RuntimeError, ImportError, AttributeError) as error:
+        # torch passes errors of a backward pass's code on as they are.
+        of_cache = any(name in str(error) for name in (str(cache()), CACHED_MODULES))
+        if not of_cache and not type(error).__module__.startswith(OF_TORCHS_COMPILER):
             raise
         first = " ".join(str(error).splitlines()[:2]).strip()  # the other lines are the compiler's
-        raise UserError(
-            f"torch could not compile the model ({first}): remove {cache()}, where a run that was killed may have left "
-            "a file that is cut off, and repeat the command, or leave out --compile"
-        ) from error
+        remedy = "leave out --compile, or change the model; THROUGHLINE_DEBUG=1 shows where"
+        if of_cache:
+            remedy = (
+                f"remove {cache()}, where a run that was killed may have left a file that is cut off, and repeat the "
+                "command, or leave out --compile"
+            )
+        raise UserError(f"torch could not compile the model ({first}): {remedy}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -39,7 +40,26 @@ def test_code_that_is_cut_off_is_named_with_the_folder_to_remove(
         layer(torch.ones(2, requires_grad=True)).sum().backward()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("ours"), ImportError("ours")])
+def test_python_code_that_is_empty_is_named_too() -> None:
+    error = AttributeError("module 'torch._inductor.runtime.compile_tasks.cab' has no attribute 'call'")
+    with pytest.raises(UserError, match=re.escape(f"remove {cache()},")), whole_compiled_code():
+        raise error
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x if x.sum().item() > 0 else x
+
+
+def test_a_model_that_cannot_be_compiled_is_not_blamed_on_the_cache() -> None:
+    layer = Branching()
+    layer.compile(backend="eager", fullgraph=True)
+    message = r"data-dependent.*\): leave out --compile, or change the model; THROUGHLINE_DEBUG=1 shows where$"
+    with pytest.raises(UserError, match=message), whole_compiled_code():
+        layer(torch.ones(2))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ours"), ImportError("ours"), AttributeError("ours")])
 def test_other_errors_of_a_compiled_model_stay_as_they_are(error: Exception) -> None:
     with pytest.raises(type(error), match="ours"), whole_compiled_code():
         raise error
