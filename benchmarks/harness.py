@@ -211,7 +211,7 @@ def main(argv: list[str]) -> int:
     config = cli.parse(BenchConfig, argv, __doc__)
     checkpoint = find_checkpoint(config.run)
     store = open_split(checkpoint, config.split, config.store)
-    trained = load(config.run, config.store)
+    trained = load(checkpoint.folder, config.store)  # the one that is exported, though the run may train on
     tokenizer = tokenizer_of(checkpoint, config.store)
     documents = documents_of(store, tokenizer)
     questions = questions_on(documents, config.questions)

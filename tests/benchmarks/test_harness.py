@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.killing import MODELS
-from pipelines.inference.trained import load
+from common.errors import UserError
+from pipelines.inference.trained import Trained, load
 
 
 @pytest.mark.parametrize("model", ["rec fixed:skip", "cached-staircase", "lstm"])
@@ -27,6 +28,17 @@ def test_windows_cover_every_token_once_and_may_be_the_whole_document(
     first = harness.nats(trained, [trained.bod_id], ids[:1])
     assert harness.windowed_nats(trained, ids, 1) == pytest.approx(first + sum(alone), rel=1e-5)
     assert harness.windowed_nats(trained, ids, 1) != pytest.approx(whole, rel=1e-3)
+
+
+def test_the_exported_checkpoint_is_the_one_that_is_compared(
+    train_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(place: Path, store: str) -> Trained:
+        raise UserError(f"loads {place}")
+
+    monkeypatch.setattr(harness, "load", stop)
+    with pytest.raises(UserError, match=r"/checkpoints/step-00000001$"):
+        harness.main([str(train_model("lstm", "--steps", "1", "--validate-every", "0"))])
 
 
 @pytest.mark.slow
