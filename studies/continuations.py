@@ -20,6 +20,7 @@ import tyro
 
 from common.checks import check_options
 from common.errors import UserError
+from common.places import Place
 from data_prep.store import SegmentStore
 from data_prep.tokenizers import Tokenizer
 from pipelines.checkpoints.checkpoint import Snapshot
@@ -147,8 +148,11 @@ def passages_of(
 
 
 @retry_if_removed
-def open_run(config: ContinuationsConfig) -> tuple[Snapshot, SegmentStore, RecurrentModel]:
-    """A checkpoint, the split to read, and the checkpoint's model. Raises UserError where one is missing, or they do not fit."""
+def open_run(config: ContinuationsConfig) -> tuple[Snapshot, SegmentStore, Place, RecurrentModel]:
+    """A checkpoint, the split to read, the report's place, and last the checkpoint's model, which may be large.
+
+    Raises UserError where one is missing, they do not fit, or the report cannot be written.
+    """
     checkpoint = find_model(config.run, config.checkpoint == "best")
     store = open_split(checkpoint, config.split, config.store)
     if store.labelled:
@@ -156,22 +160,28 @@ def open_run(config: ContinuationsConfig) -> tuple[Snapshot, SegmentStore, Recur
             f"{store.folder} has labels to predict and not the next token, so nothing continues it: score the run with python -m "
             "pipelines.evaluate"
         )
-    return checkpoint, store, model_of(checkpoint)
+    run = run_of(config.run)
+    output = output_for(config.output, run, report_name(config, checkpoint, run, store), config.split)
+    check_tracking(*tracking_of(checkpoint, run, config.tracking))
+    return checkpoint, store, output, model_of(checkpoint)
+
+
+def report_name(config: ContinuationsConfig, checkpoint: Snapshot, run: RunFolder | None, store: SegmentStore) -> str:
+    """The name of the report's folder: the run's, and what differs from a command without options."""
+    text = text_mark(store.manifest) if config.store else ""
+    name = checkpoint.meta["config"]["run"]
+    return "-".join(filter(None, ("continuations", name, config.chosen, mark_of(config.run, checkpoint, run), text)))
 
 
 def main(argv: list[str]) -> None:
     """Continue passages and write the page. Raises UserError for bad input."""
     config = cli.parse(ContinuationsConfig, argv, __doc__)
-    checkpoint, store, model = open_run(config)
+    checkpoint, store, output, model = open_run(config)
     run = run_of(config.run)
-    name = checkpoint.meta["config"]["run"]
-    text = text_mark(store.manifest) if config.store else ""
-    report = "-".join(filter(None, ("continuations", name, config.chosen, mark_of(config.run, checkpoint, run), text)))
-    target = RunFolder(output_for(config.output, run, report, config.split))
-    check_tracking(*tracking_of(checkpoint, run, config.tracking))
+    target = RunFolder(output)
     tokenizer = tokenizer_of(checkpoint, config.store)
     passages = passages_of(checkpoint, model, store, tokenizer, config)
-    title = f"{name}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
+    title = f"{checkpoint.meta['config']['run']}, step {checkpoint.step:,}, on {store.manifest.corpus}/{store.manifest.split}"
     print_wide(continuations_table(passages), 120)
     print(f"{title}\n{summary(passages)}")
     paths = write_continuations(passages, title, target.folder)

@@ -130,6 +130,15 @@ def test_the_newest_writes_if_the_run_removes_the_one_that_was_found(
     assert "run, step 1, on text/test" in capsys.readouterr().out
 
 
+def test_a_report_that_cannot_be_written_is_refused_before_the_model_is_read(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train("--steps", "1", "--validate-every", "0")
+    monkeypatch.setattr(continuations, "model_of", lambda checkpoint: pytest.fail("the model is read"))
+    with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
+        continuations.main([str(run), "--output", f"{run}/config.json", *QUIET])
+
+
 def test_the_report_has_the_texts(
     train: Train, store: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,8 +201,6 @@ def test_what_cannot_be_continued_is_refused_in_a_sentence(train: Train, train_m
         continuations.main([run, "--new-tokens", "2000", *QUIET])
     with pytest.raises(UserError, match="for 1 block of 8 and a continuation of 2000"):
         continuations.main([run, "--new-tokens", "2000", "--blocks", "1", *QUIET])
-    with pytest.raises(UserError, match=r"the report cannot be written to .*name another folder with --output"):
-        continuations.main([run, "--output", f"{run}/config.json", *QUIET])
     with pytest.raises(UserError, match="--new-tokens is 1: it must be at least 2"):
         continuations.main([run, "--new-tokens", "1"])
     slide = train_model("slide", "--steps", "1", "--validate-every", "0", name="slide")
