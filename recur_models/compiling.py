@@ -13,7 +13,7 @@ The results are the same to rounding, forward and backward, State and loss. By m
 - Among mixers, slstm is unrolled over all tokens.
 - An lstm's layer is torch's own kernel behind a break of the graph.
 - feedback-transformer reads single tokens: layer by layer, nothing of it is compiled.
-- memorizing breaks its graph at each block, where it asks how full its memory is.
+- memorizing breaks its graph where it reads and fills its memory, which is not compiled.
 
 Layer by layer, layers of one kind share their code. Under feedback, all that runs block by block is one unit: the layers below the
 one that shares its states, and that layer's horizontal direction. Its vertical direction is another. A model that is compiled as a

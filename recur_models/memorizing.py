@@ -82,7 +82,7 @@ class MemorizingConfig(WindowedConfig):
 class MemorizingLayer(WindowedLayer):
     """A window, and a memory that its heads also attend to."""
 
-    one_graph = False  # it asks how full the memory is
+    one_graph = False  # it breaks at `remember`
 
     def __init__(self, config: MemorizingConfig):
         super().__init__()
@@ -107,7 +107,9 @@ class MemorizingLayer(WindowedLayer):
         k_BKHZE = with_previous(tokens.k, state["keys"], blocks.fresh_BK)
         v_BKHZE = with_previous(tokens.v, state["values"], blocks.fresh_BK)
         local_BKHWE = windowed_attention(tokens.q_self, k_BKHZE, v_BKHZE, window, blocks.no_previous_block_BK)
-        remembered_BKHWE, after = self.remember(tokens, state, blocks.fresh_BK)
+        # Compiled, the reads would have other code for each number of tokens in the memory.
+        remember = torch.compiler.disable(self.remember) if torch.compiler.is_compiling() else self.remember
+        remembered_BKHWE, after = remember(tokens, state, blocks.fresh_BK)
         return self.tokens.combine(x_BKWD, self.join(local_BKHWE, remembered_BKHWE)), last_block(tokens) | after
 
     def open(self, state: State, shared_kv: Projections | None) -> State:

@@ -3,6 +3,7 @@ with State."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -210,6 +211,29 @@ def test_what_asks_a_tensor_for_a_value_says_so() -> None:
     model = MemorizingConfig(**SIZE | {"layers": 2}, memory=8, top_k=2, memory_layer=1).build(VOCAB)
     assert not model.one_graph and [layer.one_graph for layer in model.layers] == [False, True]
     assert not FAMILY["staircase"].build(VOCAB).one_graph
+
+
+def test_a_memory_that_fills_up_compiles_nothing_anew() -> None:
+    """Else a run that resumes with a full memory would have other code than the one that filled it."""
+    torch.compiler.reset()
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(len(graph.graph.nodes))
+        return graph.forward
+
+    model = MemorizingConfig(**SIZE | {"layers": 2}, memory=24, top_k=2, memory_layer=1).build(VOCAB)
+    compile_model(model, "layer", backend=backend)
+    text_BT = torch.randint(VOCAB, (2, 2 * model.block), generator=torch.Generator().manual_seed(0))
+    state = None
+    counts = []
+    for _ in range(5):
+        nats_BT, state = model(text_BT, state, None, text_BT)
+        nats_BT.sum().backward()
+        state = detach(state)
+        counts.append(len(compiled))
+    assert counts[0] > 0
+    assert len(set(counts[1:])) == 1, counts  # the second segment's State has other strides
 
 
 @pytest.mark.parametrize("recompute", ["nothing", "layer", "block"])
