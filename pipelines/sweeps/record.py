@@ -268,11 +268,17 @@ class SweepRecord:
             self.sweep.save(trial)
         elif trial.reason:
             self._end(trial, "stopped", trial.reason)
+        elif self._paused(trial) and not self.closed():  # HyperBand stops trials that wait
+            self._end(trial, "stopped", self._why(self.sweep.config.scheduler, trial))
         elif self.asked or self.retryable or not asked:
             trial.status = "pending"
             self.sweep.save(trial)
         else:
             self._end(trial, "stopped", "a file `stop` in its folder asked it to")
+
+    def _paused(self, trial: Trial) -> bool:
+        """Whether the scheduler has paused the trial at its last metric."""
+        return trial.last is not None and self.decisions[trial.id].get(trial.last.step) == "PAUSE"
 
     def settle(self) -> None:
         """As the command ends, write down the newest metric of trials that Tune has paused, and that they do not run. All others

@@ -104,6 +104,17 @@ def test_the_seconds_in_which_a_trial_waits_do_not_count_where_it_never_begins_a
     clock[0] += 100.0
     record.ended(trial, "stopped")  # as HyperBand stops a paused trial
     assert trial.seconds == 2.0
+    assert trial.status == "stopped" and trial.reason == "none stopped it at step 10 (1,280 tokens): 1.000"
+
+
+def test_a_paused_trial_of_a_sweep_that_saves_and_stops_is_not_over(here: Make) -> None:
+    record = SweepRecord(here(*GRID).sweep)
+    trial = record.sweep.trials["001"]
+    record.begin(trial)
+    record.add(trial, 10, 1.0, "PAUSE")
+    record.asked = True
+    record.ended(trial, "stopped")
+    assert trial.status == "pending"
 
 
 def test_a_paused_trial_keeps_its_value_and_does_not_run_after_the_end(here: Make) -> None:
