@@ -29,7 +29,7 @@ from ray.tune.stopper import Stopper
 from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
 from pipelines.sweeps.capacity import TrialCapacity
-from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
+from pipelines.sweeps.offering import NotKept, QueueSearcher, known, name_of, space
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.scheduling import Keys, RecordedScheduler
 from pipelines.sweeps.sweep import Sweep
@@ -160,8 +160,11 @@ def fit(
     if config.suggested:
         searcher = Searcher(config.search, domains, config.train.seed, record.sweep.drawn())
         queue = QueueSearcher(record, searcher, stops, capacity, watch.trials)
+    waiting = pauses_trials(config.scheduler)
     # A searcher's queue keeps the limit itself; trials that wait for each other must all begin.
-    limit = None if config.suggested or pauses_trials(config.scheduler) else config.most_at_once
+    limit = None if config.suggested or waiting else config.most_at_once
+    # HyperBand compares the trials that Tune knows: with one more than run, it would find nothing to compare them with.
+    ahead = len(known(record.sweep)) if waiting and queue is None else 0
     tune_config = tune.TuneConfig(
         metric=config.metric,
         mode="min",
@@ -185,7 +188,7 @@ def fit(
     trainable = trainable_of(record.sweep, tracking, capacity, actor)
     param_space = None if queue else space(record.sweep)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a sweep prints its own reports
-    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(capacity.at_once())}):
+    with settings_of_tune({**ENVIRONMENT, "TUNE_MAX_PENDING_TRIALS_PG": str(max(ahead, capacity.at_once()))}):
         tuner = tune.Tuner(trainable, param_space=param_space, tune_config=tune_config, run_config=run_config)
         try:
             grid = tuner.fit()

@@ -225,14 +225,17 @@ def test_an_exploit_that_draws_the_same_values_again_is_recorded_once(here: Make
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_session")
 def test_hyperband_pauses_trials_and_lets_the_best_continue(here: Make) -> None:
-    words = ("optim.lr=1e-7,1e-6,3e-3", "--search", "grid", "--rung-tokens", "640", *PAUSING)
+    """Its second bracket, of the last three trials, is halved at step 10; only all trials together fill the first."""
+    words = ("optim.lr=1e-3,2e-3,3e-3,1e-7,4e-3,5e-3", "--search", "grid", "--rung-tokens", "640", *PAUSING)
     path = "ray.tune.schedulers:HyperBandScheduler(reduction_factor=2)"
     brackets = (*words, "--baseline", "no", "--scheduler", path)
     with pytest.raises(Killed):
         here(*brackets).run(kill_after=3)
     sweep = here(*brackets).run()
-    assert all(trial.over for trial in sweep.trials.values())
-    assert sweep.trials["002"].status == "finished"
+    worst = sweep.trials.pop("003")
+    assert (worst.status, worst.steps) == ("stopped", 10)
+    assert worst.reason.startswith(f"{path} stopped it at step 10 (1,280 tokens)")
+    assert [trial.status for trial in sweep.trials.values()] == ["finished"] * 5
 
 
 @pytest.mark.ray
