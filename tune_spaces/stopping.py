@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ray.tune.schedulers import (
+    HyperBandForBOHB,
     HyperBandScheduler,
     PopulationBasedTraining,
     PopulationBasedTrainingReplay,
@@ -50,6 +51,11 @@ def changes_values(name: str) -> bool:
 def pauses_trials(name: str) -> bool:
     """Whether the scheduler pauses trials until others have come as far. Raises ValueError if no scheduler has this name."""
     return issubclass(_named(name).kind, PAUSING)
+
+
+def needs_searcher(name: str) -> bool:
+    """Whether the scheduler reports to a searcher, as BOHB's does. Raises ValueError if no scheduler has this name."""
+    return issubclass(_named(name).kind, HyperBandForBOHB)
 
 
 def _named(name: str) -> Named:
@@ -128,6 +134,8 @@ def check_written(name: str, given: Mapping[str, Any], domains: Mapping[str, Any
     ]
     if wrong:
         raise ValueError(f"{name}: {wrong[0]} is {given[wrong[0]]!r}: write a number")
+    if given.get("reduction_factor", 2) <= 1:
+        raise ValueError(f"{name}: reduction_factor is {given['reduction_factor']}: it must be greater than 1")
     if given.get("perturbation_interval", validation_tokens) < validation_tokens:
         raise ValueError(
             f"{name}: trials are compared where they are validated, every {validation_tokens:,} tokens: raise "

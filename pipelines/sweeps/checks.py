@@ -158,9 +158,16 @@ def check_population(config: SweepConfig, domains: Mapping[str, Any]) -> None:
 
 
 def check_waiting(config: SweepConfig, domains: Mapping[str, Any]) -> None:
-    """Raise UserError where a scheduler waits for trials that would never begin; else note how its sweep resumes."""
+    """Raise UserError where a scheduler waits for trials that would never begin, or lacks the searcher that it needs. Else note how
+    its sweep resumes.
+    """
     from tune_spaces.drawing import grid
+    from tune_spaces.stopping import needs_searcher
 
+    if needs_searcher(config.scheduler) and not config.suggested:
+        raise UserError(
+            f"{config.scheduler} works with a searcher alone: add --search bohb, or choose ray.tune.schedulers:HyperBandScheduler"
+        )
     planned = config.num_samples
     if config.max_trials and config.search == "grid":
         combinations = fitting(grid(domains, config.grid_points), config.run_with)

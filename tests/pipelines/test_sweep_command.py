@@ -85,6 +85,10 @@ def test_trials_cost_the_same(here: Make, equal: str, steps: list[int]) -> None:
             ["lr", "--scheduler", "ray.tune.schedulers:ResourceChangingScheduler"],
             "no scheduler that decides by results alone: choose asha",
         ),
+        (
+            ["lr", "--scheduler", "ray.tune.schedulers:HyperBandForBOHB"],
+            "HyperBandForBOHB works with a searcher alone: add --search bohb, or choose .*:HyperBandScheduler",
+        ),
         (["lr", "--validate-every", "0"], "no trial would ever be validated"),
         (
             ["lr", "--token-budget", "500"],

@@ -100,6 +100,10 @@ class LearnsLater(Counts):
             "PB2 chooses values between two ends: write a range such as optim.lr=1e-4..1e-2",
         ),
         ("ray.tune.schedulers:MedianStoppingRule(grace_period='x')", "grace_period is 'x': write a number"),
+        (
+            "ray.tune.schedulers:HyperBandScheduler(reduction_factor=1)",
+            "reduction_factor is 1: it must be greater than 1",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_sentence_before_anything_begins(text: str, said: str) -> None:
