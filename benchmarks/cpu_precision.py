@@ -4,6 +4,7 @@
     python -m benchmarks.cpu_precision --models small-rec --training-steps 300  and the loss after so many steps, in both
     python -m benchmarks.cpu_precision --models slide-768 small-slide --profile 10  and the largest entries of a step's profile
     python -m benchmarks.cpu_precision --models slide-768 --compile layer       with compiled layers
+    python -m benchmarks.cpu_precision --models slide-768 --step-lanes 4        with four lanes
 
 Both precisions take turns in one process. Times are CPU seconds of the process: other work on the machine delays it, and is not
 counted. A step is forward, backward, clipping and AdamW on random tokens, State carried. The losses are those of Python's own
@@ -20,7 +21,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,6 +29,7 @@ from benchmarks import machine, results
 from benchmarks.contenders import model_configs
 from benchmarks.gpu_checks import python_source
 from benchmarks.gpu_models import SMOLLM2
+from common.checks import check_options
 from common.choices import Compile
 from common.errors import UserError
 from pipelines.presets import PRESETS
@@ -60,6 +62,8 @@ class BenchConfig:
     contenders.py; smollm2: two layers of SmolLM2-135M, with its vocabulary."""
     rounds: int = 8
     """Rounds; the first two do not count."""
+    step_lanes: int = 0
+    """Lanes of a timed step; 0 for each model's own."""
     training_steps: int = 0
     """Steps after which the losses of the first model are compared; 0 for none."""
     lanes: int = 2
@@ -75,31 +79,42 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         machine.check_rounds(self.rounds)
+        check_options(self, step_lanes=0)
         if not self.models:
             raise UserError("--models is empty: name one or more")
 
 
-def case(name: Model) -> tuple[ModelConfig, int, int, int]:
-    """A model's config, its vocabulary, and the lanes and tokens of a timed step."""
+class Case(NamedTuple):
+    """A model, and the lanes and tokens of its timed step."""
+
+    config: ModelConfig
+    vocab_size: int
+    lanes: int
+    length: int
+    """Tokens of a lane."""
+
+
+def case(name: Model) -> Case:
+    """The model of this name, with its own number of lanes."""
     small: Any = PRESETS["small-rec"].model
     if name == "smollm2":
-        return LlamaConfig(**SMOLLM2 | {"layers": 2}), 49_153, 1, 512
+        return Case(LlamaConfig(**SMOLLM2 | {"layers": 2}), 49_153, 1, 512)
     if name == "medium-rec":
-        return model_configs("medium")["rec:fixed:skip"], 257, 1, 2048
+        return Case(model_configs("medium")["rec:fixed:skip"], 257, 1, 2048)
     if name == "demo-128":
         demo: Any = PRESETS["demo-rec"].model
-        return replace(demo, d_model=128, heads=4, mlp_dim=512), 257, 16, 256
+        return Case(replace(demo, d_model=128, heads=4, mlp_dim=512), 257, 16, 256)
     if name == "small-feedback":
-        return model_configs("small")["feedback:fixed:skip"], 257, 2, 1024
+        return Case(model_configs("small")["feedback:fixed:skip"], 257, 2, 1024)
     if name == "slide-768":
-        return SlideConfig(3, 768, heads=12, head_dim=64, mlp_dim=3072, window=256, dropout=0.0), 257, 2, 1024
+        return Case(SlideConfig(3, 768, heads=12, head_dim=64, mlp_dim=3072, window=256, dropout=0.0), 257, 2, 1024)
     if name in ("rec-128", "rec-192"):
         width = int(name[-3:])
         narrow: RecConfig = replace(small, d_model=width, heads=width // 64, mlp_dim=4 * width)
-        return narrow, 257, 2, 1024
+        return Case(narrow, 257, 2, 1024)
     preset: Any = PRESETS[name]
     lanes = preset.data.lanes if name == "demo-rec" else 2
-    return preset.model, 257, lanes, preset.data.segment_length
+    return Case(preset.model, 257, lanes, preset.data.segment_length)
 
 
 class Training:
@@ -191,9 +206,9 @@ def share_of_rate(flops: float, seconds: list[float], product_seconds: list[floa
     return f"{statistics.median(flops / step / (product_flops / product) for step, product in pairs):.0%}"
 
 
-def step_runs(name: Model, compile: Compile) -> dict[str, Callable[[], object]]:
+def step_runs(timed: Case, compile: Compile) -> dict[str, Callable[[], object]]:
     """A model's training step in each precision, on the same tokens."""
-    config, vocab_size, lanes, length = case(name)
+    config, vocab_size, lanes, length = timed
     tokens_BT = torch.randint(vocab_size, (lanes, length), generator=torch.Generator().manual_seed(0))
     runs: dict[str, Callable[[], object]] = {}
     for dtype_name, dtype in DTYPES.items():
@@ -202,9 +217,9 @@ def step_runs(name: Model, compile: Compile) -> dict[str, Callable[[], object]]:
     return runs
 
 
-def steps(name: Model, runs: dict[str, Callable[[], object]], rounds: int) -> Rows:
+def steps(name: Model, timed: Case, runs: dict[str, Callable[[], object]], rounds: int) -> Rows:
     """The rows of a model: its tokens/s, and the share that it reaches of the rate of a large product."""
-    config, vocab_size, lanes, length = case(name)
+    config, vocab_size, lanes, length = timed
     large = {f"{dtype_name} product": largest_product(dtype) for dtype_name, dtype in DTYPES.items()}
     counted = take_turns(rounds, runs | large)
     seconds, ratios = medians_and_ratios(counted)
@@ -282,8 +297,11 @@ def main(argv: list[str]) -> None:
         rows = products(config.rounds)
         profiles: Rows = []
         for name in config.models:
-            runs = step_runs(name, config.compile)
-            rows += steps(name, runs, config.rounds)
+            timed = case(name)
+            if config.step_lanes:
+                timed = timed._replace(lanes=config.step_lanes)
+            runs = step_runs(timed, config.compile)
+            rows += steps(name, timed, runs, config.rounds)
             if config.profile:
                 profiles += profiled(name, runs, config.profile)
         if config.training_steps:

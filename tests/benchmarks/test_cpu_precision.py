@@ -18,14 +18,16 @@ def test_a_table_has_products_steps_and_losses(
 ) -> None:
     monkeypatch.setattr(cpu_precision, "SIZES", {32: 1})
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    words = shlex.split("--models demo-rec --rounds 3 --training-steps 2 --segment-length 32 --profile 2 --record")
+    words = shlex.split(
+        "--models demo-rec --rounds 3 --step-lanes 8 --training-steps 2 --segment-length 32 --profile 2 --record"
+    )
     threads = torch.get_num_threads()
     cpu_precision.main(words)
     assert torch.get_num_threads() == threads
     first, *lines = capsys.readouterr().out.splitlines()
     assert "1 threads" in first and len(lines) == 8
-    assert lines[0].split()[:3] == ["product", "of", "32²"] and "d 96, 16 × 256 tokens" in lines[1]
-    flops = 4096 * cpu_precision.case("demo-rec")[0].costs(257).computed_training_flops_per_token
+    assert lines[0].split()[:3] == ["product", "of", "32²"] and "d 96, 8 × 256 tokens" in lines[1]
+    flops = 8 * 256 * cpu_precision.case("demo-rec")[0].costs(257).computed_training_flops_per_token
     assert lines[2].split()[:2] == [f"{flops / 1e9:.0f}", "GFLOP"] and lines[2].endswith("of the rate")
     assert [line.split()[:2] for line in lines[3:7]] == [
         ["demo-rec,", name] for name in 2 * ["float32"] + 2 * ["bfloat16"]
@@ -60,7 +62,12 @@ def test_a_step_is_compared_with_a_product_of_its_own_round(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"), [("--rounds 2", "the first two do not"), ("--models", "--models is empty")]
+    ("words", "sentence"),
+    [
+        ("--rounds 2", "the first two do not"),
+        ("--models", "--models is empty"),
+        ("--step-lanes -1", "--step-lanes is -1"),
+    ],
 )
 def test_nothing_to_measure_is_a_users_error(words: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
