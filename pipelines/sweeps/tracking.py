@@ -52,7 +52,7 @@ class SweepTracking:
             root=self._root,
             run_folder=sweep.folder,
             run_name=config.train.run,
-            params={key: value for key, value in vars(config).items() if key not in ("train", "dry_run")},
+            params={key: value for key, value in vars(config).items() if key not in ("train", "typed", "dry_run")},
             tags={"sweep": config.train.run, "command": command, "fields": ", ".join(sweep.fields)},
             resume_step=self._ends,
             place=sweep.run.place,

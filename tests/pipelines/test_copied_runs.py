@@ -276,21 +276,27 @@ def test_a_bucket_under_another_uri_is_the_same_place(bucket: Callable[[str], st
     assert begin("fourth", bucket("copy")) == ""
 
 
-@pytest.mark.long
-def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
-    server: Server, store: Path, tmp_path: Path, config: TrackingConfig
-) -> None:
+@pytest.fixture
+def open_sweep(server: Server, store: Path, tmp_path: Path, config: TrackingConfig) -> Callable[[str], Sweep]:
+    """Plan or open a sweep of one trial by its name, tracked on the server."""
     words = ["optim.lr=1e-3", "--preset", *TINY, "--search", "grid", "--baseline", "no", "--num-workers", "1"]
     words += ["--tracking.backend", "mlflow", "--tracking.uri", server.uri, "--tracking.experiment", config.experiment]
     words += ["--tracking.system-metrics", "off", "--data.store", str(store), "--root", str(tmp_path)]
 
-    def open_sweep(name: str) -> Sweep:
+    def opened(name: str) -> Sweep:
         described, domains = read_and_check([*words, "--run", name])
         sweep = Sweep(described, fields(domains))
         if not open_or_plan(sweep, domains):
             sweep.write_plan("tune")
         return sweep
 
+    return opened
+
+
+@pytest.mark.long
+def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
+    server: Server, tmp_path: Path, config: TrackingConfig, open_sweep: Callable[[str], Sweep]
+) -> None:
     first = open_sweep("first")
     tracking = SweepTracking(first, "tune")
     (trial,) = first.trials.values()
@@ -325,6 +331,14 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
     for name, run_id in (("first", ids[1]), ("second", ids[3])):
         version = server.call("registered-models/alias", name=name, alias="best")["model_version"]
         assert version["run_id"] == run_id
+
+
+def test_the_params_of_a_sweep_are_its_options(server: Server, open_sweep: Callable[[str], Sweep]) -> None:
+    sweep = open_sweep("sweep")
+    tracking = SweepTracking(sweep, "tune")
+    tracking.close("KILLED")
+    options = vars(sweep.config).keys() - {"train", "typed", "dry_run"}
+    assert {param["key"] for param in server.run(tracking.run_id)["data"]["params"]} == options
 
 
 @pytest.mark.parametrize(
