@@ -26,7 +26,7 @@ from pipelines.reports.sweep_result import Trial
 from pipelines.sweeps.sweep import Sweep
 from pipelines.terminal.cli import as_a_warning
 from pipelines.tracking import Tracker
-from pipelines.tracking.identity import FAILURE, TAG_LENGTH
+from pipelines.tracking.identity import FAILURE, TAG_LENGTH, saved_run
 from pipelines.tracking.metrics_file import read_records
 from pipelines.tracking.mlflow_run import Status
 from pipelines.training.worker import start_tracker
@@ -72,7 +72,9 @@ class SweepTracking:
         return replace(run, tracking=replace(run.tracking, parent=self.run_id))
 
     def log_missing_ends(self) -> None:
-        """Log the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy."""
+        """Log the ends of trials that MLflow lacks: it was silent, an earlier start was killed, or the sweep is a copy or has
+        another name.
+        """
         for trial in self._sweep.trials.values():
             if trial.over:
                 self._pool.submit(self._log_end, trial)
@@ -93,8 +95,14 @@ class SweepTracking:
         with as_a_warning(f"MLflow has no record of how trial {trial.id} ended", Exception):
             self._record(trial)
 
+    def _has(self, trial: Trial) -> bool:
+        """Whether MLflow has the end of the trial, under the present name of its run."""
+        run = self._sweep.run_of(trial)
+        name = saved_run(RunFolder.of(run).folder).get("name", run.run)
+        return trial.recorded != "" and trial.recorded == self._recorded() and name == run.run
+
     def _record(self, trial: Trial) -> None:
-        if self._silent or (trial.recorded != "" and trial.recorded == self._recorded()):
+        if self._silent or self._has(trial):
             return
         for name in ("metrics.jsonl", "config.json"):  # for a sweep in a bucket
             self._sweep.run.fetch(f"trials/{trial.id}/{name}")

@@ -333,6 +333,23 @@ def test_a_copied_sweep_and_its_trials_are_runs_of_their_own(
         assert version["run_id"] == run_id
 
 
+def test_a_renamed_sweep_renames_the_trials_that_are_over(
+    server: Server, tmp_path: Path, open_sweep: Callable[[str], Sweep]
+) -> None:
+    for name in ("before", "after"):
+        sweep = open_sweep(name)
+        (trial,) = sweep.trials.values()
+        trial.status = "finished"
+        tracking = SweepTracking(sweep, "tune")
+        tracking.log_missing_ends()
+        tracking.close("KILLED")
+        if name == "before":
+            (tmp_path / "before").rename(tmp_path / "after")
+    saved = json.loads((tmp_path / "after/trials/000/mlflow_run.json").read_text())
+    assert tags(server, saved["run_id"])["mlflow.runName"] == "after/trials/000"
+    assert tags(server, saved["run_id"])["sweep"] == "after"
+
+
 def test_the_params_of_a_sweep_are_its_options(server: Server, open_sweep: Callable[[str], Sweep]) -> None:
     sweep = open_sweep("sweep")
     tracking = SweepTracking(sweep, "tune")
