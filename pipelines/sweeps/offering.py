@@ -34,14 +34,9 @@ class NotKept:
         return self
 
 
-def known(sweep: Sweep) -> list[Trial]:
-    """The known trials, at most ``max_trials`` of them."""
-    return list(sweep.trials.values())[: sweep.config.max_trials or None]
-
-
 def space(sweep: Sweep) -> dict[str, Any]:
     """The known trials in their order, as Tune's own generator takes them."""
-    values = {trial.id: trial.values for trial in known(sweep)}
+    values = {trial.id: trial.values for trial in sweep.known}
     fields = {field: tune.sample_from(partial(value_of, values, field)) for field in sweep.fields}
     return {"trial": tune.grid_search(list(values)), **fields}
 
@@ -62,7 +57,7 @@ class QueueSearcher(NotKept, TuneSearcher):
         """Tune's trials in their present state; the Watch keeps the list up to date."""
         self._names: dict[str, str] = {}
         """Our name of each trial, by Tune's id."""
-        self._known = known(self._sweep)
+        self._known = self._sweep.known
         self._suggests = True
         """Whether the searcher may have more to suggest."""
 

@@ -117,7 +117,8 @@ def add(sweep: Sweep, values: dict[str, Any], baseline: bool = False) -> Trial:
 def print_plan(sweep: Sweep) -> None:
     """Print the trials that are planned so far, what each costs if it runs to its end, and the sum of those that are left."""
     config = sweep.config
-    left = sweep.left
+    known = sweep.known
+    left = [trial for trial in sweep.left if trial in known]
     rows = list[list[str]]()
     tokens = 0
     flops = 0.0
@@ -134,5 +135,6 @@ def print_plan(sweep: Sweep) -> None:
     names = [last_part(field) for field in sweep.fields]
     print_wide(plain_table(("trial", *names, "steps", "tokens", "FLOPs", "status"), rows), 180)
     print(f"{len(left)} of {counted(len(rows), 'trial')} to do, at most {short(tokens)} tokens and {flops:.2e} FLOPs")
-    if config.suggested and config.num_samples > len(rows):
-        print(f"{config.search} suggests {config.num_samples - len(rows)} more as trials end")
+    further = min(config.max_trials or config.num_samples, config.num_samples) - len(rows)
+    if config.suggested and further > 0:
+        print(f"{config.search} suggests {further} more as trials end")

@@ -251,6 +251,11 @@ class Sweep:
         self.trials.update(sorted(known.items(), key=lambda item: int(item[0])))
 
     @property
+    def known(self) -> list[Trial]:
+        """The known trials, at most ``max_trials`` of them."""
+        return list(self.trials.values())[: self.config.max_trials or None]
+
+    @property
     def left(self) -> list[Trial]:
         """The trials that are not over, and those that a larger budget would continue."""
         return [trial for trial in self.trials.values() if not trial.over or trial.reason.startswith(BUDGET)]

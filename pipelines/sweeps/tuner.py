@@ -29,7 +29,7 @@ from ray.tune.stopper import Stopper
 from common.errors import UserError
 from pipelines.cluster.ray_train import first_line
 from pipelines.sweeps.capacity import TrialCapacity
-from pipelines.sweeps.offering import NotKept, QueueSearcher, known, name_of, space
+from pipelines.sweeps.offering import NotKept, QueueSearcher, name_of, space
 from pipelines.sweeps.record import SweepRecord
 from pipelines.sweeps.scheduling import Keys, RecordedScheduler
 from pipelines.sweeps.sweep import Sweep
@@ -164,7 +164,7 @@ def fit(
     # A searcher's queue keeps the limit itself; trials that wait for each other must all begin.
     limit = None if config.suggested or waiting else config.most_at_once
     # HyperBand compares the trials that Tune knows: with one more than run, it would find nothing to compare them with.
-    ahead = len(known(record.sweep)) if waiting and queue is None else 0
+    ahead = len(record.sweep.known) if waiting and queue is None else 0
     tune_config = tune.TuneConfig(
         metric=config.metric,
         mode="min",

@@ -192,6 +192,23 @@ def test_a_plan_counts_what_a_larger_budget_would_continue(here: Make, capsys: p
     assert total.startswith("3 of 4 trials to do")
 
 
+@pytest.mark.parametrize(
+    ("search", "told"),
+    [
+        ("random", ["2 of 4 trials to do, at most 5.12k tokens"]),
+        ("optuna", ["1 of 1 trial to do", "optuna suggests 1 more"]),
+    ],
+)
+def test_a_plan_counts_no_more_trials_than_the_budget_of_trials(
+    here: Make, capsys: pytest.CaptureFixture[str], search: str, told: list[str]
+) -> None:
+    sweep = here("lr", "--search", search, "--num-samples", "4", "--max-trials", "2").sweep
+    capsys.readouterr()
+    print_plan(sweep)
+    last = capsys.readouterr().out.splitlines()[-len(told) :]
+    assert [line.startswith(words) for line, words in zip(last, told, strict=True)] == [True] * len(told)
+
+
 def test_a_value_that_fits_beside_others_of_the_space_alone_is_kept(here: Make) -> None:
     """A window of 64 tokens needs a longer segment than the preset's 32."""
     words = ("model.window=8,64+data.segment_length=32,128", "--search", "grid", "--baseline", "no")
