@@ -56,7 +56,8 @@ def against_baseline(sweep: SweepResult, best: TrialResult) -> str:
         return f"trial {baseline.id}, which is {sweep.preset} itself, has no result to compare with"
     if best is baseline:
         return f"no trial beats {sweep.preset} itself (trial {baseline.id})"
-    itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best.value:.4f})"
+    early = f", stopped at step {baseline.steps:,}" if baseline.status == "stopped" else ""
+    itself = f"{sweep.preset} itself (trial {baseline.id}, {baseline.best.value:.4f}{early})"
     gain = baseline.best.value - best.best.value
     if f"{gain:.4f}" == f"{0:.4f}":
         return f"it is level with {itself}"

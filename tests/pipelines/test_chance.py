@@ -334,6 +334,13 @@ def test_a_trial_that_is_level_with_the_preset_does_not_beat_it() -> None:
         "differ"
     )
     assert said(3.99999) == "it is level with small-rec itself (trial 000, 4.0000)"
+    stopped = replace(trial("000", 4.0, True), status="stopped", steps=10)
+    sweep = SweepResult(
+        "s", "small-rec", "validation/bits_per_token", ("optim.lr",), (stopped, trial("001", 2.5)), None
+    )
+    assert against_baseline(sweep, sweep.trials[1]).startswith(
+        "it beats small-rec itself (trial 000, 4.0000, stopped at step 10) by 1.5000"
+    )
     failed = replace(trial("000", 2.0, True), status="failed")
     sweep = SweepResult("s", "small-rec", "validation/bits_per_token", ("optim.lr",), (failed, trial("001", 2.5)), None)
     assert (
