@@ -25,7 +25,7 @@ PYTEST := $(RUN) -m pytest -q -n 3 --dist loadgroup --max-worker-restart 0
 test: $(ENV)
 	$(PYTEST) -m "not long"
 
-# Kills, sweeps and whole pipelines, of 10 seconds and more each.
+# Kills, sweeps, whole pipelines and compiled C++, of 10 seconds and more each.
 test-long: $(ENV)
 	$(PYTEST) -m long
 

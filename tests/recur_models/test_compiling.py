@@ -36,7 +36,7 @@ from tests.recur_models.conftest import SIZE
 VOCAB = 11
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_equals_uncompiled() -> None:
     torch.compiler.reset()
     models = []
@@ -258,7 +258,7 @@ def test_compiled_layers_of_a_decoder_are_recomputed_under_autocast(recompute: R
     assert (plain - compiled).norm() <= 0.02 * plain.norm()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_of_a_compiled_staircases_values_are_right() -> None:
     """The backward pass wrote over the weights of attention, and then read a view of them."""
     torch.compiler.reset()
@@ -276,7 +276,7 @@ def test_gradients_of_a_compiled_staircases_values_are_right() -> None:
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_gradients_of_the_keys_of_many_blocks_are_right_in_bfloat16() -> None:
     """inductor's transposed copies, several in one kernel, had other numbers in them."""
     torch.compiler.reset()

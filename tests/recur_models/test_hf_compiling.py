@@ -62,6 +62,7 @@ def test_one_graph_of_the_whole_model_is_refused_by_name() -> None:
         torch.compile(model, backend="eager", fullgraph=True)(torch.zeros(1, 4, dtype=torch.int64))
 
 
+@pytest.mark.long
 def test_a_compiled_forward_may_take_the_models_place() -> None:
     torch.compiler.reset()
     model: Any = ThroughlineForCausalLM(ThroughlineConfig.of(MODELS["rec"], vocab_size=VOCAB)).eval()
